@@ -14,7 +14,13 @@ import pytest
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of, thinned
+from hetpeer.bootstrap.storage.checkpoints import (
+    CheckpointStore,
+    best_of,
+    initial_record,
+    record_of,
+    thinned,
+)
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState
@@ -225,3 +231,18 @@ def test_older_checkpoints_that_are_kept_are_spread_evenly() -> None:
     assert len(versions) == 8
     gaps = [later - earlier for earlier, later in pairwise([0, *versions[:-1]])]
     assert max(gaps) <= 4 * min(gaps[:-1])
+
+
+def test_the_best_one_stays_however_many_come_later() -> None:
+    losses = {0: 0.5, 10: 3.0, 20: 1.0, 25: 0.7, 30: 2.0, 40: 1.0}
+    kept: list[Record] = []
+    for version in range(10, 200, 10):
+        kept.append(record_of(version, [f"{version}"]))
+        best = best_of(kept, losses)
+        kept = thinned(kept, 2, 2, best)
+        assert [record["version"] for record in kept[-2:]] == [*range(max(10, version - 10), version + 1, 10)]
+    assert [record["version"] for record in kept] == [20, 180, 190]
+    assert best_of(kept, {}) is None
+    assert best_of([record_of(0, ["a"])], losses) is None, "the initial state is none"
+    again = record_of(20, ["collected again after a roll-back"])
+    assert best_of([*kept, again], losses) is again

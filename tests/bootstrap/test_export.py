@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from tests.bootstrap.engine import make_frozen_run
+from tests.bootstrap.engine import make_frozen_run, rewrite_log
 
 pytestmark = pytest.mark.xdist_group("trained run")
 
@@ -45,6 +46,31 @@ def test_metrics_tell_the_surviving_curve(trained: RunDirectory, tmp_path: Path)
         commits[i]["loss"] for i in (0, 1, 3, 4)
     ]
     assert next(line for line in lines if line == lines[4])["view"] == 1
+
+
+def test_the_best_checkpoint_is_exported(trained: RunDirectory, tmp_path: Path) -> None:
+    """Of the checkpoints 2 and 4 the earlier one, once its held-out loss is lower."""
+    assert export(trained.path, tmp_path / "best.safetensors", best=True).version == 4
+
+    def lower(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if record["kind"] == "evaluation":
+                record["loss"] = {0: 0.1, 2: 1.0, 4: 2.0}[record["step"]]
+
+    rewrite_log(trained, lower)
+    best = export(trained.path, tmp_path / "best.safetensors", best=True)
+    assert best.version == 2
+    newest = export(trained.path, tmp_path / "newest.safetensors")
+    assert newest.version == 4
+    assert load_file(best.weights).keys() == load_file(newest.weights).keys()
+    assert best.weights.read_bytes() != newest.weights.read_bytes()
+
+
+def test_without_an_evaluation_no_checkpoint_is_the_best(fresh: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="HP-CKPT-002") as caught:
+        export(fresh.path, tmp_path / "best.safetensors", best=True)
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert [*tmp_path.glob("best*")] == []
 
 
 def test_untrained_run_exports_its_initial_state(fresh: RunDirectory, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -23,11 +24,12 @@ from hetpeer.peer.cli.author.audit_command import audit
 from hetpeer.peer.cli.author.export_command import export
 from hetpeer.peer.cli.author.generate_command import generate
 from hetpeer.peer.cli.author.init_command import init
+from hetpeer.peer.cli.author.watch_command import watch
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 
 app = typer.Typer()
-for command in (init, audit, export, generate):
+for command in (init, audit, export, generate, watch):
     app.command()(command)
 
 
@@ -243,3 +245,21 @@ def test_a_run_of_arrays(tmp_path: Path) -> None:
     assert (manifest.training.microbatches, manifest.training.slot_size) == (2, 2)
     with pytest.raises(LocalError, match="not trained on text"):
         run_command("generate", tmp_path / "run", "--prompt", "7")
+
+
+def test_watch_shows_the_curve_of_a_finished_run_and_ends(run_path: Path, tmp_path: Path) -> None:
+    """Also of a run that an earlier version has served, which wrote no metrics.jsonl."""
+    assert not (run_path / "metrics.jsonl").exists()
+    assert run_command("watch", run_path, "--tensorboard", tmp_path) == f"tensorboard --logdir {tmp_path}\n"
+    points = [json.loads(line) for line in (run_path / "metrics.jsonl").read_text().splitlines()]
+    steps = {point["step"] + 1: point["loss"] for point in points if point["kind"] == "step"}
+    assert steps.keys() == {1, 2, 3, 4}
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert {one.step: one.value for one in events.Scalars("train/loss")} == pytest.approx(steps)
+    evaluated = [point["perplexity"] for point in points if point["kind"] == "evaluation"]
+    assert [one.value for one in events.Scalars("eval/perplexity")] == pytest.approx(evaluated)
+
+
+def test_only_a_run_can_be_watched(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="HP-RUN-00"):
+        run_command("watch", tmp_path)

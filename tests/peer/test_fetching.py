@@ -365,6 +365,35 @@ async def test_what_was_copied_for_a_leader_stays_until_it_is_sealed(keeper: Kee
     assert keeper.versions == {9, 13}
 
 
+async def test_the_best_checkpoint_stays_on_the_disk(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when there is room for nothing else, and after a restart."""
+    monkeypatch.setattr(replication, "FREE_BYTES", 1 << 60)
+    shutil.copytree(network.run.path, tmp_path / "run")
+    run, losses = RunDirectory.open(tmp_path / "run"), {10: 3.0, 20: 1.0, 30: 2.0}
+    records: list[Record] = []
+    others = [Identity.create(tmp_path / name).peer_id for name in ("b", "c")]
+
+    def keeper() -> Keeper:
+        checkpoints = CheckpointReplication(network.asker, run, records, lambda: others, lambda: losses)
+        return Keeper(checkpoints, network, run, others)
+
+    kept = keeper()
+    assert kept.checkpoints.best is None
+    for version in range(10, 60, 10):
+        await kept.copy(version)
+        await kept.sealed(version)
+        records.append(network.states.record(version))
+    assert (kept.versions, kept.checkpoints.best) == ({20, 40, 50}, 20)
+    again = keeper()
+    await again.copy(60)
+    await again.sealed(60)
+    assert (again.versions, again.checkpoints.best) == ({20, 50, 60}, 20)
+    losses[60] = 0.5
+    assert again.checkpoints.best == 60
+
+
 async def test_a_copy_that_broke_off_goes_on(keeper: Keeper) -> None:
     states = keeper.network.states
     states.withheld = {(20, 1)}

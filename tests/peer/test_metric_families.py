@@ -5,11 +5,19 @@ no others.
 import json
 import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from hetpeer.peer.limits.nvml import GpuLoad, GpuState
 from hetpeer.peer.watching.metric_families import (
@@ -87,7 +95,10 @@ RELIABLE = ReliableFigures(
     done=7,
     steps=60,
     loss=2.5,
+    gradient_norm=0.75,
+    learning_rate=5e-4,
     stored=5,
+    best=3,
     credit=4096,
     contributors=2,
     swarm=SwarmFigures(volunteers=3, working=2, tokens_per_second=128.0, holders={0: 1, 1: 2}),
@@ -96,6 +107,8 @@ RECORDS = [
     {"kind": "commit", "step": 0, "seconds": 2.0, "reduce_seconds": 0.4},
     {"kind": "commit", "step": 1, "seconds": 50.0, "reduce_seconds": 4.0},
     {"kind": "average", "seconds": 7.0},
+    {"kind": "evaluation", "loss": 3.5},
+    {"kind": "evaluation", "loss": 3.25},
     {"kind": "rollback"},
     {"kind": "of a later version"},
 ]
@@ -108,15 +121,21 @@ def log_metrics(*records):
     return list(log.metrics())
 
 
-def everything():
+def of_a_volunteer():
     return [
         *daemon_metrics(DAEMON),
         *limit_metrics(LIMITS),
         *gpu_metrics([GPU], 20 << 30),
         *volunteer_metrics(VOLUNTEER),
-        *reliable_metrics(RELIABLE),
-        *log_metrics(*RECORDS),
     ]
+
+
+def of_a_reliable_peer():
+    return [*daemon_metrics(DAEMON), *reliable_metrics(RELIABLE), *log_metrics(*RECORDS)]
+
+
+def everything():
+    return [*of_a_volunteer(), *of_a_reliable_peer()]
 
 
 def samples(families):
@@ -144,6 +163,9 @@ def test_figures_become_samples():
     assert found["hetpeer_peer_rtt_seconds", "median"] == 0.02
     assert found["hetpeer_peer_rtt_seconds", "slowest"] == 0.3
     assert found["hetpeer_swarm_block_replicas", "1"] == 2
+    assert (found["hetpeer_gradient_norm",], found["hetpeer_learning_rate",]) == (0.75, 5e-4)
+    assert (found["hetpeer_checkpoint_step",], found["hetpeer_best_checkpoint_step",]) == (5, 3)
+    assert found["hetpeer_heldout_loss",] == 3.25
     assert found["hetpeer_swarm_peers", "working"] == 2
     assert found["hetpeer_network_transmit_bytes_total",] == 5000
     assert (found["hetpeer_warning", "HP-NET-015"], found["hetpeer_warning", "HP-DISK-004"]) == (1, 0)
@@ -212,12 +234,89 @@ def test_labels_are_few():
     assert kinds == {*KINDS, "other"}
 
 
-def test_labels_that_prometheus_keeps_for_distributions_are_on_these_alone():
-    """`promtool check metrics` complains of others."""
-    kept = {"summary": {"quantile"}, "histogram": {"le"}}
-    for family in everything():
-        labels = {label for one in family.samples for label in one.labels}
-        assert labels & {"quantile", "le"} <= kept.get(family.type, set()), family.name
+class Daemon(Collector):
+    """A daemon with these metrics."""
+
+    def __init__(self, families):
+        self._families = families
+
+    def collect(self):
+        return self._families
+
+
+def exposition(families, accept=""):
+    """What a scraper gets of a daemon, and its content type."""
+    registry = CollectorRegistry()
+    registry.register(Daemon(families))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry).decode(), content_type
+
+
+UNITS = {"seconds", "bytes", "celsius", "joules", "grams", "meters", "volts", "amperes", "kelvin"}
+"""Prometheus's base units."""
+OTHER_UNITS = "minutes hours days weeks fahrenheit rankine inches yards miles bits calories pounds ounces"
+PREFIXES = "pico nano micro milli centi deci deca hecto kilo kibi mega mibi giga gibi tera tebi peta pebi"
+SHORT = "s ms us ns sec b kb mb gb tb pb m h d"
+TYPES = "counter gauge summary histogram gauge_histogram"
+
+
+def complaints(family):
+    """What `promtool check metrics` says of a family: the rules of Prometheus's linter."""
+    name, kind = family.name + ("_total" if family.type == "counter" else ""), family.type
+    words, around = name.split("_"), f"_{name}_"
+    if not family.documentation:
+        yield "no help text"
+    if kind != "counter" and name.endswith("_total"):
+        yield "_total of what is no counter"
+    if kind != "histogram" and name.endswith("_bucket"):
+        yield "_bucket of what is no histogram"
+    if kind not in ("histogram", "summary") and name.endswith(("_count", "_sum")):
+        yield "_count or _sum of what is neither histogram nor summary"
+    if ":" in name or re.search("[a-z][A-Z]", name):
+        yield "a colon, or camelCase"
+    if any(f"_{one}_" in around for one in (*TYPES.split(), *SHORT.split())):
+        yield "a type or an abbreviated unit in the name"
+    if any(word in OTHER_UNITS.split() for word in words):
+        yield "not the base unit"
+    if any(word == prefix + unit for word in words for prefix in PREFIXES.split() for unit in UNITS):
+        yield "a unit with a prefix"
+    for label in {label for one in family.samples for label in one.labels}:
+        if re.search("[a-z][A-Z]", label):
+            yield f"camelCase in the label {label}"
+        if (label == "le" and kind != "histogram") or (label == "quantile" and kind != "summary"):
+            yield f"the label {label}, which Prometheus keeps for distributions"
+
+
+@pytest.mark.parametrize("metrics", [of_a_volunteer, of_a_reliable_peer])
+def test_prometheus_has_nothing_to_say(metrics):
+    """As `promtool check metrics`, which is asked, too, where it is installed."""
+    text, _ = exposition(metrics())
+    families = [*text_string_to_metric_families(text)]
+    assert "hetpeer_loss" in {family.name for family in families}
+    assert [(family.name, said) for family in families for said in complaints(family)] == []
+    opened, content_type = exposition(metrics(), "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert [*open_metrics(opened)]
+    if (promtool := shutil.which("promtool")) is not None:
+        command = [promtool, "check", "metrics"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (GaugeMetricFamily("a_total", "b"), "_total"),
+        (GaugeMetricFamily("a", ""), "no help"),
+        (GaugeMetricFamily("a_milliseconds", "b"), "prefix"),
+        (GaugeMetricFamily("a_minutes", "b"), "base unit"),
+        (GaugeMetricFamily("a_ms", "b"), "abbreviated"),
+        (GaugeMetricFamily("gauge_of_a_gauge", "b"), "type"),
+        (GaugeMetricFamily("a_count", "b"), "_count"),
+    ],
+)
+def test_the_linter_speaks(family, said):
+    assert any(said in one for one in complaints(family))
 
 
 def test_the_docs_name_all_of_them_and_no_others():

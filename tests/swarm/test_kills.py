@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from hetpeer.bootstrap.consensus.replica import credit_in
+from hetpeer.bootstrap.storage.training_curve import curve_points
 from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, scraped
@@ -39,6 +40,16 @@ async def test_the_only_holder_goes(swarm: Swarm) -> None:
     last = swarm.volunteer("last")
     await swarm.finished(bootstrap, first, last)
     swarm.exact()
+    curve_is_what_the_log_says(swarm)
+
+
+def curve_is_what_the_log_says(swarm: Swarm) -> None:
+    """`metrics.jsonl` has each surviving step once, and when it was written; no roll-back is left in it."""
+    lines = [json.loads(line) for line in swarm.run.metrics_path.read_text().splitlines()]
+    assert [line for line in lines if not line.pop("time", 0) > 1e9] == []
+    lines.sort(key=lambda line: (line["step"], line["kind"] == "step"))
+    assert lines == curve_points(swarm.run.manifest, swarm.records())
+    assert all(line["tokens_per_second"] > 0 for line in lines if line["kind"] == "step")
 
 
 def went_back_to_what_was_stored(swarm: Swarm, times: int) -> None:

@@ -24,7 +24,12 @@ from hetpeer.bootstrap.authoring.data_fit import (
 )
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
-from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data, is_function, source_of
+from hetpeer.bootstrap.authoring.run_data import (
+    DataOptions,
+    absolute_data,
+    is_function,
+    source_of,
+)
 from hetpeer.bootstrap.authoring.sample_weigher import SampleWeigher, check_steps
 from hetpeer.bootstrap.authoring.user_code import (
     LOSS,
@@ -76,6 +81,7 @@ def create_run(
     lora: str | None = None,
     frozen_dtype: str = FLOAT32,
     data: Sequence[Path | str] = (),
+    eval_data: Sequence[Path | str] = (),
     name: str | None = None,
     seed: int = 0,
     sequence_length: int = 64,
@@ -97,11 +103,11 @@ def create_run(
     `frozen_dtype` (`FLOAT32` or one of stored_base.FORMS).
 
     `data` is one such function, which yields the samples, or paths of files, which `reading` turns into
-    samples of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists
-    numbers of stages: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` the run
-    is grouped. `reliable` are the ids of the other reliable peers. `tell` gets a line before each part that
-    may take long. Raises `LocalError`: HP-MODEL-*, HP-DATA-*, HP-RUN-001 (a setting), HP-DISK-*; then nothing
-    is left at `directory`.
+    samples of `sequence_length` tokens; without it, the texts are Python's standard library. `eval_data` is
+    evaluated; without it a part of `data` is held out. `stages` lists numbers of stages: cluster c is a
+    pipeline of `stages[c % len(stages)]` stages. With `averaging` the run is grouped. `reliable` are the ids
+    of the other reliable peers. `tell` gets a line before each part that may take long. Raises `LocalError`:
+    HP-MODEL-*, HP-DATA-*, HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
     """
     training = training or TrainingSettings()
     reading = reading or DataOptions()
@@ -110,6 +116,7 @@ def create_run(
         task=task,
         loss=None if loss is None else absolute_reference(loss, LOSS),
         data=absolute_data(data),
+        eval_data=absolute_data(eval_data, "--eval-data"),
         lora=lora,
     )
     adapters = None if lora is None else LoraSettings.parse(lora)
@@ -134,8 +141,8 @@ def create_run(
         if adapters:
             tell(f"adapted layers: {adapt(own.module, adapters)}; everything else is frozen")
         wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
-        source = source_of(author.data, reading, wanted, own.tokenizer, own.module, own.task, training)
         tell("reading the first samples")
+        source = source_of(author, reading, wanted, own.tokenizer, own.module, own.task, training)
         example = source.example(training.microbatch_size)
         given = weights_by_loss(own.module, author.loss, example)
         built = with_loss(own.module, author.loss, example)
@@ -163,7 +170,9 @@ def create_run(
         fields: Fields = {
             **asked,
             "data": written,
-            "training": _evaluating(training, reading.eval_samples, written["heldout"]).model_dump(),
+            "training": _evaluating(
+                training, reading.eval_samples, written["heldout"], whole=bool(eval_data)
+            ).model_dump(),
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
             "admission": (admission or AdmissionSettings()).model_dump(),
@@ -203,12 +212,16 @@ def _compare_batch(
 
 
 def _evaluating(
-    training: TrainingSettings, most: int | None, heldout: Sequence[Mapping[str, Any]]
+    training: TrainingSettings, most: int | None, heldout: Sequence[Mapping[str, Any]], *, whole: bool
 ) -> TrainingSettings:
-    """`training` with evaluations of at most `most` samples of the `heldout` shards; None: as it is."""
-    if most is None:
+    """`training` with evaluations of at most `most` samples of the `heldout` shards.
+
+    None: of all samples if `whole`, otherwise as it is.
+    """
+    if most is None and not whole:
         return training
-    return training.evaluating(min(most, sum(shard["samples"] for shard in heldout)))
+    samples = sum(shard["samples"] for shard in heldout)
+    return training.evaluating(samples if most is None else min(most, samples))
 
 
 def name_of(directory: Path) -> str:

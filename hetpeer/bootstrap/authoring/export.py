@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
@@ -14,7 +14,6 @@ from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.consensus.replica import credit_in
 from hetpeer.bootstrap.log.history import History, Record
-from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.pretrained.card import ModelCard
 from hetpeer.bootstrap.pretrained.formats import Dtype, Format
@@ -29,7 +28,8 @@ from hetpeer.bootstrap.pretrained.written import (
 )
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, best_of, initial_record
+from hetpeer.bootstrap.storage.training_curve import curve_points
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block import block_state
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SUFFIX = ".safetensors"
-FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
-"""Fields of a commit that go into the curve, if the log has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +61,16 @@ def export(
     dtype: Dtype = Dtype.FLOAT32,
     *,
     numbered: bool = False,
+    best: bool = False,
 ) -> ExportedWeights:
     """Write the newest checkpoint of a run, which may be going on.
 
     `form`: None stands for a folder if the run is of a model of transformers and `out` does not end with
     `.safetensors`. A folder has everything in it; a file gets the curve beside it, `<stem>.metrics.jsonl`.
-    `numbered`: write below `out`, as `checkpoint-` with the number of updates. Without a checkpoint the
-    initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint is damaged,
-    HP-MODEL-014 if it cannot have this form, HP-LOG-001, HP-DISK-*.
+    `numbered`: write below `out`, as `checkpoint-` with the number of updates. `best`: the checkpoint of the
+    lowest held-out loss instead. Without a checkpoint the initial state is exported, version 0. Raises
+    `LocalError`: HP-CKPT-001 if the checkpoint is damaged, HP-CKPT-002 if none was evaluated, HP-MODEL-014 if
+    it cannot have this form, HP-LOG-001, HP-DISK-*.
     """
     run = RunDirectory.open(directory)
     kept = KeptFiles(run.path / FOLDER)
@@ -81,12 +81,12 @@ def export(
             "the run is of a module of your own, or was made by an earlier hetpeer",
             "give --format safetensors",
         )
-    records, weights, version = _newest(run)
+    records, weights, version = _newest(run, best=best)
     if numbered:
         out /= f"checkpoint-{version}{'' if form is Format.HF else SUFFIX}"
     part = _part(run)
     weights = original_names(weights, part)
-    curve = _curve(run, records)
+    curve = curve_points(run.manifest, records)
     left_out: tuple[str, ...] = ()
     lines = "".join(json.dumps(line) + "\n" for line in curve)
     if form is Format.HF:
@@ -143,8 +143,8 @@ def _part(run: RunDirectory) -> str | None:
         return None
 
 
-def _newest(run: RunDirectory) -> tuple[list[Record], dict[str, Tensor], int]:
-    """Records of the log, the weights of their newest checkpoint, its version.
+def _newest(run: RunDirectory, *, best: bool = False) -> tuple[list[Record], dict[str, Tensor], int]:
+    """Records of the log, the weights of their newest checkpoint (or the `best` one), its version.
 
     While the run goes on its files may be replaced by those of a newer checkpoint: then that one is read.
     """
@@ -152,12 +152,32 @@ def _newest(run: RunDirectory) -> tuple[list[Record], dict[str, Tensor], int]:
         records: list[Record] = list(read_log(run.log_path))
         history = History.of(records)
         try:
-            weights, version = _weights(run, history)
+            record = _best(run, records, history) if best else history.checkpoint
+            weights, version = _weights(run, record or initial_record(run.manifest))
         except LocalError:
             if History.of(read_log(run.log_path)).checkpoint == history.checkpoint:
                 raise
         else:
             return records, weights, version
+
+
+def _best(run: RunDirectory, records: Sequence[Record], history: History) -> Record:
+    """Record of the checkpoint on this disk with the lowest held-out loss.
+
+    Raises `LocalError` HP-CKPT-002 if none was evaluated.
+    """
+    store = CheckpointStore(run, run.layouts())
+    here = [one for one in records if one["kind"] == "checkpoint" and store.has(one)]
+    best = best_of(here, {} if run.manifest.averaging else history.evaluations)
+    if best is None:
+        raise LocalError(
+            "HP-CKPT-002",
+            f"no checkpoint of {run.manifest.name} was evaluated",
+            why="only multiples of --eval-every have a held-out loss, and nothing in a grouped run has",
+            fix="leave --best out: then the newest checkpoint is taken",
+            exit_code=ExitCode.CONFIG,
+        )
+    return best
 
 
 def _write_file(
@@ -195,7 +215,9 @@ def _card(run: RunDirectory, records: Sequence[Record], version: int) -> ModelCa
         version=version,
         steps=manifest.training.steps,
         loss=None if last is None else history.commits[last]["loss"],
-        evaluation=None if evaluated is None else history.evaluations[evaluated],
+        evaluation=history.evaluations[version if version in history.evaluations else evaluated]
+        if evaluated is not None
+        else None,
         samples=sum(shard.samples for shard in manifest.data.train),
         shards=shards,
         data=blake3("".join(shards).encode()).hexdigest(),
@@ -203,8 +225,11 @@ def _card(run: RunDirectory, records: Sequence[Record], version: int) -> ModelCa
     )
 
 
-def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], int]:
-    """The author's state dict and its number of updates. No two entries share memory, not even tied ones."""
+def _weights(run: RunDirectory, record: Record) -> tuple[dict[str, Tensor], int]:
+    """The author's state dict by the checkpoint `record`, and its number of updates.
+
+    No two entries share memory, not even tied ones.
+    """
     import torch
     from safetensors.torch import load_file
 
@@ -212,7 +237,6 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
 
     manifest, layouts = run.manifest, run.layouts()
     store = CheckpointStore(run, layouts)
-    record = history.checkpoint or initial_record(manifest)
     version = int(record["version"])
     passes = version * manifest.training.microbatches
     found = {name: torch.tensor(count + passes) for name, count in manifest.counters.items()}
@@ -226,27 +250,3 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
         for name, source in manifest.state_dict.items()
     }
     return weights, version
-
-
-def _curve(run: RunDirectory, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The surviving curve in order, evaluations before the next step; in log order for a grouped run."""
-    averaging = run.manifest.averaging
-    if averaging is None:
-        history = History.of(records)
-        evaluations = [
-            (step, 0, _point("evaluation", {"step": step, "loss": loss}))
-            for step, loss in history.evaluations.items()
-        ]
-        steps = [(step, 1, _point("step", commit)) for step, commit in history.commits.items()]
-        return [point for _, _, point in sorted(evaluations + steps, key=lambda entry: entry[:2])]
-    kept = {id(record) for record in lineage(records).records}
-    kinds = {"commit": "step", "evaluation": "evaluation"}
-    return [
-        _point(kinds[record["kind"]], record)
-        for record in records
-        if record["kind"] == "evaluation" or (record["kind"] == "commit" and id(record) in kept)
-    ]
-
-
-def _point(kind: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"kind": kind, **{name: record[name] for name in FIELDS if name in record}}

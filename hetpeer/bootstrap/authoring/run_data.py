@@ -5,19 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.authoring.data_fit import not_apart
 from hetpeer.bootstrap.authoring.user_code import DATA, absolute_reference, author_samples
 from hetpeer.bootstrap.pretrained.tasks import ARRAYS, OF_TEXTS, Task
+from hetpeer.bootstrap.run.run_directory import Author
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.samples.formats import DataFile, Format, data_files
 from hetpeer.bootstrap.samples.packing import IDS, POSITIONS
 from hetpeer.bootstrap.samples.record import Progress
 from hetpeer.bootstrap.samples.source import (
-    HELDOUT_FRACTION,
+    Fields,
     SampleSource,
     Source,
     TextSource,
@@ -27,6 +28,8 @@ from hetpeer.bootstrap.samples.source import (
 )
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.data.array_shards import Look
+from hetpeer.stages.data.shards import Arrays
 from hetpeer.stages.data.token_shards import python_standard_library_paths
 
 if TYPE_CHECKING:
@@ -47,21 +50,46 @@ class DataOptions:
     packed: bool = False
     """Several documents in a sample."""
     eval_samples: int | None = None
-    """Held-out samples of an evaluation, each once, at most those that there are; None: as training says."""
+    """Held-out samples of an evaluation, each once, at most those that there are; None: as training says,
+    or all of evaluation data of the author's own.
+    """
 
 
-def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
+def absolute_data(data: Sequence[Path | str], option: str = "--data") -> tuple[str, ...]:
     """`data` with absolute paths: one `module.py:function`, or files. Raises `LocalError` HP-DATA-004."""
     names = [str(name) for name in data]
     functions = [name for name in names if FUNCTION.fullmatch(name)]
     if not functions:
         return tuple(str(Path(name).resolve()) for name in names)
     if len(names) > 1:
-        raise DATA.error(functions[0], "it is not the only --data")
+        raise DATA.error(functions[0], f"it is not the only {option}")
     return (absolute_reference(functions[0], DATA),)
 
 
 def source_of(
+    author: Author,
+    options: DataOptions,
+    wanted: Wanted,
+    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    task: Task,
+    training: TrainingSettings,
+) -> Source:
+    """The samples of the author's data for `model`, a part of them or `author.eval_data` held out.
+
+    Raises `LocalError` HP-DATA-*, HP-RUN-001, HP-MODEL-013 for a task whose samples are not made of texts.
+    """
+    made_for = tokenizer, model, task, training
+    if not author.eval_data:
+        return _source(author.data, options, wanted, *made_for)
+    part = replace(wanted, most=options.eval_samples, heldout=1)
+    return WithEvaluation(
+        _source(author.data, options, replace(wanted, heldout=0), *made_for),
+        _source(author.eval_data, options, part, *made_for),
+    )
+
+
+def _source(
     data: Sequence[str],
     options: DataOptions,
     wanted: Wanted,
@@ -70,16 +98,15 @@ def source_of(
     task: Task,
     training: TrainingSettings,
 ) -> Source:
-    """The samples of `data` (`absolute_data`) for `model`.
-
-    Raises `LocalError` HP-DATA-*, HP-RUN-001, HP-MODEL-013 for a task whose samples are not made of texts.
-    """
+    """The samples of `data` (`absolute_data`)."""
     if is_function(data):
         _check_options(options, "of a data function")
         samples = author_samples(data[0])
-        if options.max_samples is None:
-            trained = training.steps * training.batch_size
-            samples = enough(samples, int(trained / (1 - HELDOUT_FRACTION)) + 2, wanted.tell)
+        if wanted.most is None:
+            trained, evaluates = training.steps * training.batch_size, wanted.heldout == 1
+            needed = training.batch_size if evaluates else int(trained / (1 - wanted.heldout)) + 2
+            option = "--eval-samples" if evaluates else "--max-samples"
+            samples = enough(samples, needed, wanted.tell, option)
         return SampleSource(samples, "the data function yields", wanted, Progress(wanted.tell))
     files = data_files(map(Path, data), wanted.tell) or [
         DataFile(path, Format.TEXT) for path in ([] if data else python_standard_library_paths())
@@ -103,6 +130,45 @@ def source_of(
         pack=options.packed,
         masked=masked,
         takes=names.__contains__,
+    )
+
+
+class WithEvaluation:
+    """Training samples, and evaluation data of the author's own; it is a `Source`.
+
+    Raises `LocalError` HP-DATA-005 if the first samples of the two have different arrays.
+    """
+
+    def __init__(self, trained: Source, evaluated: Source) -> None:
+        if type(trained) is not type(evaluated):
+            raise _not_alike("one is text whose bytes are the tokens, the other is not")
+        ours, others = (
+            {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in one.example(1).items()}
+            for one in (trained, evaluated)
+        )
+        for name in sorted(ours.keys() | others.keys()):
+            if ours.get(name) != others.get(name):
+                here, there = (which.get(name, "missing") for which in (ours, others))
+                raise _not_alike(f"{name!r} is {here} in --data and {there} in --eval-data")
+        self._trained, self._evaluated = trained, evaluated
+
+    def example(self, count: int) -> Arrays:
+        """See `Source`."""
+        return self._trained.example(count)
+
+    def write(self, folder: Path, looks: Sequence[Look]) -> Fields:
+        """See `Source`."""
+        written = self._trained.write(folder, looks)
+        return {**written, "heldout": self._evaluated.write(folder, looks)["heldout"]}
+
+
+def _not_alike(why: str) -> LocalError:
+    return LocalError(
+        "HP-DATA-005",
+        "the samples of --eval-data are others than those of --data",
+        why=why,
+        fix="give both in the same form, with arrays of the same names, dtypes and shapes",
+        exit_code=ExitCode.CONFIG,
     )
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -99,11 +99,20 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
     Durable when it returns. Raises `LocalError` HP-DISK-001 or HP-DISK-002, then with nothing changed.
     """
-    with disk_errors(path, len(data)):
+    atomic_write_parts(path, (data,), mode, nbytes=len(data))
+
+
+def atomic_write_parts(path: Path, parts: Iterable[bytes], mode: int = 0o644, *, nbytes: int = 0) -> None:
+    """`atomic_write` of content that comes in parts. `nbytes`: its size, for messages; 0: unknown.
+
+    Errors of `parts` pass through, with nothing changed.
+    """
+    with disk_errors(path, nbytes):
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+                for part in parts:
+                    file.write(part)
                 file.flush()
                 os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())

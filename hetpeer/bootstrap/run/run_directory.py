@@ -7,6 +7,7 @@ data/              shards of samples                checkpoints/   sealed and gr
 log/ledger.log     the coordinator's decisions      volunteers/    volunteers' signed events, a file each
 amendment.hetpeer  the latest amendment, signed (membership_config.py)
 author.json        paths of the author's modules and texts on the author's machine
+metrics.jsonl      the training curve, from the log (storage/metrics_file.py)
 author/            configuration and tokenizer of a model of transformers, on the author's machine
 invite             argument for `hetpeer join`, as of the last time the run was served
 control.sock       control socket of the running reliable peer         daemon.log   its log
@@ -50,6 +51,8 @@ class Author(BaseModel):
     """Reference of the loss function; None: the model returns its loss."""
     data: tuple[str, ...]
     """Reference of the function that yields samples, or paths of texts; empty: Python's standard library."""
+    eval_data: tuple[str, ...] = ()
+    """The same for evaluation data; empty: a part of `data` is held out."""
     lora: str | None = None
     """Adapters in the model, in the words of `--lora`; None: there are none."""
 
@@ -110,6 +113,11 @@ class RunDirectory:
     def journal_path(self) -> Path:
         """Journal of the consensus (raft): terms, votes and entries, decided or not."""
         return self.path / "log" / "raft.log"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The training curve as a text file, which a reliable peer writes from the log."""
+        return self.path / "metrics.jsonl"
 
     @property
     def data(self) -> Path:

@@ -79,12 +79,12 @@ def bad_record(where: str, why: str, fix: str = "mend the file, or leave the rec
     return LocalError("HP-DATA-008", f"cannot use {where}", why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
-def not_installed(what: str, package: str) -> LocalError:
-    """HP-SYS-006: `what` needs a package of the extra `hf`."""
+def not_installed(what: str, package: str, extra: str = "hf") -> LocalError:
+    """HP-SYS-006: `what` needs a package of an extra."""
     return LocalError(
         "HP-SYS-006",
         f"{what} is not installed",
         why=f"it needs the package {package}, which only authors need",
-        fix="pip install 'hetpeer[hf]'",
+        fix=f"pip install 'hetpeer[{extra}]'",
         exit_code=ExitCode.CONFIG,
     )

@@ -54,6 +54,9 @@ class Wanted:
     most: int | None
     seed: int
     tell: Callable[[str], None]
+    heldout: float = HELDOUT_FRACTION
+    """Share of the samples that is held out: 0 for training data with evaluation data beside it, which has 1.
+    """
 
 
 class TextSource:
@@ -79,12 +82,12 @@ class TextSource:
         limit = None if most is None else most * length + 1
         if self._plain:
             paths = [file.path for file in self._files]
-            train, heldout = write_text(paths, folder, HELDOUT_FRACTION, length, limit)
+            train, heldout = write_text(paths, folder, self._wanted.heldout, length, limit)
         else:
             spool = folder / "text.spool"
             progress = Progress(self._wanted.tell, total=sum(file.bytes for file in self._files))
             _spool(spool, self._chunks(progress), length, limit, progress)
-            train, heldout = write_text([spool], folder, HELDOUT_FRACTION, length, limit)
+            train, heldout = write_text([spool], folder, self._wanted.heldout, length, limit)
             spool.unlink()
         return _fields("text", sample_of(length), train, heldout)
 
@@ -114,7 +117,8 @@ class SampleSource:
     def write(self, folder: Path, looks: Sequence[Look]) -> Fields:
         """See `Source`."""
         samples = self._progress.count(self._samples)
-        made = write_samples(samples, folder, HELDOUT_FRACTION, self._wanted.seed, self._maker, looks)
+        wanted = self._wanted
+        made = write_samples(samples, folder, wanted.heldout, wanted.seed, self._maker, looks)
         return _fields("arrays", *made)
 
 
@@ -151,14 +155,17 @@ def tokenized(
     return SampleSource(kept, "the data makes", wanted, progress)
 
 
-def enough(samples: Iterable[Any], needed: int, tell: Callable[[str], None]) -> Iterator[Any]:
-    """`samples`, until there are `needed` ones of READ_AT_LEAST bytes in all: a function may be endless."""
+def enough(
+    samples: Iterable[Any], needed: int, tell: Callable[[str], None], option: str = "--max-samples"
+) -> Iterator[Any]:
+    """`samples`, until there are `needed` ones of READ_AT_LEAST bytes in all: a function may be endless.
+
+    `option` bounds them in another way.
+    """
     size = 0
     for number, sample in enumerate(samples):
         if number >= needed and size >= READ_AT_LEAST:
-            tell(
-                f"{number:,} samples are read, more than the steps need: --max-samples N reads more or fewer"
-            )
+            tell(f"{number:,} samples are read, more than the steps need: {option} N reads more or fewer")
             return
         if isinstance(sample, Mapping):
             size += sum(getattr(array, "nbytes", 0) for array in sample.values())

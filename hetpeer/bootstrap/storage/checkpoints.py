@@ -8,7 +8,7 @@ record and the caller appends it to the log. A crash before that leaves files wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.log.history import Record
@@ -133,13 +133,25 @@ def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:
     return {"kind": "checkpoint", "version": version, "blocks": list(digests), **whose}
 
 
-def thinned(records: Sequence[Record], most: int, newest: int) -> list[Record]:
+def best_of(records: Sequence[Record], evaluations: Mapping[int, float]) -> Record | None:
+    """The checkpoint of the lowest held-out loss; of equal ones the first. `evaluations`: version → loss.
+
+    `records` are in log order; one of a version that was collected again later is void, and the initial state
+    is no checkpoint. None: no checkpoint is of a version that was evaluated.
+    """
+    last = {int(record["version"]): record for record in records}
+    known = [version for version in last if version and version in evaluations]
+    return last[min(known, key=evaluations.__getitem__)] if known else None
+
+
+def thinned(records: Sequence[Record], most: int, newest: int, best: Record | None = None) -> list[Record]:
     """At most `most` of the checkpoints `records`, by version: the `newest` last ones, and older ones that
-    are as evenly spread as possible.
+    are as evenly spread as possible. `best` stays beside them.
     """
     kept = list(records)
-    while len(kept) > max(most, newest):
-        older = range(len(kept) - newest)
+    while True:
+        older = [at for at in range(len(kept) - newest) if kept[at] is not best]
+        if len(older) + newest <= max(most, newest):
+            return kept
         versions = [0, *(int(record["version"]) for record in kept)]
         del kept[min(older, key=lambda at: versions[at + 2] - versions[at])]
-    return kept

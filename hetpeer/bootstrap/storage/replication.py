@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Final
 
@@ -19,7 +19,13 @@ from hetpeer.averaging.messages import Count, Digest, Schema
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
-from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of, thinned
+from hetpeer.bootstrap.storage.checkpoints import (
+    CheckpointStore,
+    best_of,
+    initial_record,
+    record_of,
+    thinned,
+)
 from hetpeer.bootstrap.storage.file_service import (
     REQUEST_TIMEOUT_S,
     SLOWEST,
@@ -57,7 +63,10 @@ class _Keep(Schema):
 
 
 class CheckpointReplication:
-    """Checkpoints on this peer's disk. `records`: the log so far; `company()`: the other reliable peers."""
+    """Checkpoints on this peer's disk. `records`: the log so far; `company()`: the other reliable peers.
+
+    `evaluations()`: version → held-out loss; the checkpoint with the lowest stays. None: it is not known.
+    """
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class CheckpointReplication:
         run: RunDirectory,
         records: Iterable[Record],
         company: Callable[[], Collection[str]],
+        evaluations: Callable[[], Mapping[int, float]] = dict,
     ) -> None:
         self._node = node
         layouts = run.layouts()
@@ -72,6 +82,7 @@ class CheckpointReplication:
         self._limits = [file_bytes(layout, vectors) for layout in layouts]
         self._store = CheckpointStore(run, layouts)
         self._company = company
+        self._evaluations = evaluations
         self._initial = initial_record(run.manifest)
         sealed = [record for record in records if record["kind"] == "checkpoint"]
         known = [self._initial, *sealed]
@@ -79,7 +90,7 @@ class CheckpointReplication:
         self._most = KEPT if run.manifest.averaging else KEPT + OLDER_BYTES // max(sum(self._limits), 1)
         """Most sealed checkpoints that are kept."""
         older = [record for record in known[:-KEPT] if self._store.has(record)]
-        self._sealed = thinned([*older, *known[-KEPT:]], self._most, KEPT)
+        self._sealed = self._thinned([*older, *known[-KEPT:]])
         """Sealed checkpoints to keep; a file of one may be missing."""
         self._newest = next(filter(self._store.has, reversed(known)), self._initial)
         """Newest sealed checkpoint with all files here."""
@@ -98,6 +109,17 @@ class CheckpointReplication:
     def is_newest(self, record: Record) -> bool:
         """Whether `record` is the newest checkpoint here."""
         return bool(self._newest["blocks"] == record["blocks"])
+
+    @property
+    def best(self) -> int | None:
+        """Version of the checkpoint here with the lowest held-out loss; None: none was evaluated."""
+        best = best_of(self._sealed, self._evaluations())
+        return None if best is None else int(best["version"])
+
+    def _thinned(self, sealed: Sequence[Record], most: int | None = None) -> list[Record]:
+        """At most `most` of the `sealed` checkpoints (None: as many as have room), and the best of all."""
+        best = best_of(sealed, self._evaluations())
+        return thinned(sealed, self._most if most is None else most, KEPT, best)
 
     @property
     def newest_record(self) -> Record:
@@ -155,7 +177,7 @@ class CheckpointReplication:
 
     async def _prune(self, copied: Record | None = None) -> None:
         if len(self._sealed) > KEPT and shutil.disk_usage(self._checkpoints).free < FREE_BYTES:
-            self._sealed = self._sealed[-KEPT:]
+            self._sealed = self._thinned(self._sealed, KEPT)
         wanted = [*self._sealed, self._newest, *self._copied, *filter(None, [self._collected, copied])]
         await to_its_end(self._store.prune, wanted)
 
@@ -245,7 +267,7 @@ class CheckpointReplication:
         others = [one for one in self._sealed if one["blocks"] != record["blocks"]]
         if self._most > KEPT:
             others = [one for one in others if one["version"] <= record["version"]]
-        self._sealed, self._newest = thinned([*others, record], self._most, KEPT), record
+        self._sealed, self._newest = self._thinned([*others, record]), record
         self._copied = [one for one in self._copied if not _is_past(one, record)]
         if self._collected is not None and _is_past(self._collected, record):
             self._collected = None

@@ -22,7 +22,7 @@ GROUPS = (
         "Contribute a machine",
         "join pause resume finish stop status logs doctor bench dashboard config service id",
     ),
-    ("Make and serve a run", "init inspect bootstrap invite amend audit export generate chat"),
+    ("Make and serve a run", "init inspect bootstrap invite amend watch audit export generate chat"),
     ("Plan and try out", "demo plan simulate trace"),
 )
 """Headings → the commands below them, in the order of the page."""

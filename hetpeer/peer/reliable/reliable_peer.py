@@ -53,7 +53,9 @@ class ReliablePeer:
         self.replica = replica
         self.disk = disk or DiskWait(run.path)
         """Whether it waits for room on its disk."""
-        self._checkpoints = CheckpointReplication(node, run, replica.records, replica.company)
+        self._checkpoints = CheckpointReplication(
+            node, run, replica.records, replica.company, self._evaluations
+        )
         self._shelf = ServedRunFiles(run, replica.membership_config, self._checkpoints.state, self.answers)
         self._placement = placement
         self._looked_at = 0
@@ -72,6 +74,15 @@ class ReliablePeer:
     def stored(self) -> int:
         """The version of the newest checkpoint on our disk."""
         return self._checkpoints.newest
+
+    @property
+    def best(self) -> int | None:
+        """The version of the checkpoint on our disk with the lowest held-out loss, if any was evaluated."""
+        return self._checkpoints.best
+
+    def _evaluations(self) -> Mapping[int, float]:
+        """Version → held-out loss, by the log; a grouped run has no versions that all clusters share."""
+        return {} if self._run.manifest.averaging is not None else self.replica.history.evaluations
 
     @property
     def unsaved(self) -> HetpeerError | None:

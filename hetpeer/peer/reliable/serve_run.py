@@ -15,6 +15,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
+from hetpeer.bootstrap.storage.metrics_file import MetricsFile
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.discovery import Roster
@@ -30,6 +31,7 @@ from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
 from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.disk_wait import DiskWait
 from hetpeer.peer.reliable.known_members import KnownMembers
+from hetpeer.peer.reliable.metrics_writer import write_forever
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 from hetpeer.peer.reliable.reliable_status import (
@@ -186,7 +188,7 @@ def _beside(
     members: KnownMembers,
     roster: Roster,
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """Work beside the run's log: advert, progress, reachability, members, plans, a stand-in."""
+    """Work beside the run's log: advert, progress, its curve, reachability, members, plans, a stand-in."""
 
     def service() -> CoordinatorService | None:
         return peer.service
@@ -198,6 +200,7 @@ def _beside(
         anything,
     )
     yield ReliableProgress(peer.replica, service).show_forever()
+    yield write_forever(MetricsFile(run, peer.replica.records, SystemClock().wall))
     yield tell_reach_forever(node, reliable=True)
     yield members.call_and_keep(peer.ready)
     if not options.keep_places:

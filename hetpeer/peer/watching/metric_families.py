@@ -128,8 +128,14 @@ class ReliableFigures:
     """Steps that are committed, or batches."""
     steps: int
     loss: float | None
+    gradient_norm: float | None
+    """2-norm of the last committed step's gradient before clipping; the mean of all clusters."""
+    learning_rate: float | None
+    """Learning rate of the last committed step."""
     stored: int
     """The version of the newest checkpoint on its disk."""
+    best: int | None
+    """The version of the checkpoint with the lowest held-out loss; None: none is evaluated."""
     credit: int
     contributors: int
     swarm: SwarmFigures | None = None
@@ -248,7 +254,10 @@ def reliable_metrics(seen: ReliableFigures) -> Iterator[Metric]:
     yield _gauge("step", "Steps, or batches, that are committed", seen.done)
     yield _gauge("steps_planned", "Of the whole run", seen.steps)
     yield _gauge("loss", "Of the last committed step", seen.loss)
+    yield _gauge("gradient_norm", "Of the last committed step, before clipping", seen.gradient_norm)
+    yield _gauge("learning_rate", "Of the last committed step", seen.learning_rate)
     yield _gauge("checkpoint_step", "Updates in the newest checkpoint on its disk", seen.stored)
+    yield _gauge("best_checkpoint_step", "Updates in the checkpoint of the lowest held-out loss", seen.best)
     yield _gauge("credit", "Tokens, or samples, times blocks in the result, of all peers", seen.credit)
     yield _gauge("contributors", "Peers that have some", seen.contributors)
     if (swarm := seen.swarm) is not None:
@@ -262,9 +271,10 @@ def reliable_metrics(seen: ReliableFigures) -> Iterator[Metric]:
 
 
 class LogMetrics:
-    """Metrics of the log's records, added in order: their number, and the duration of steps."""
+    """Metrics of the log's records, added in order: number, duration of steps, newest held-out loss."""
 
     def __init__(self) -> None:
+        self._heldout_loss: float | None = None
         self._kinds = dict.fromkeys((*KINDS, OTHER), 0)
         self._steps = _histogram("step_duration_seconds", "From a step's turn to its commit")
         self._averagings = _histogram(
@@ -280,12 +290,15 @@ class LogMetrics:
         if kind == "commit" and "reduce_seconds" in record:
             self._steps.observe(record["seconds"])
             self._averagings.labels("gradient").observe(record["reduce_seconds"])
+        if kind == "evaluation":
+            self._heldout_loss = record["loss"]
         if kind == "average":
             self._averagings.labels("parameters").observe(record["seconds"])
 
     def metrics(self) -> Iterator[Metric]:
         """Metrics of all records added."""
         yield _counters("log_records", "Decisions in the log", ("kind",), self._kinds)
+        yield _gauge("heldout_loss", "Of the newest evaluation", self._heldout_loss)
         yield from self._steps.collect()
         yield from self._averagings.collect()
 

@@ -81,7 +81,7 @@ async def reliable_served(
     onlooker = _onlooker(node, run, FromLog(node, peer.answers))
     view = PageView(onlooker, LoadMeter(run.path), lambda: None, warnings.look)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)
-    source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
+    source = ReliableSource(daemon, peer, manifest.training, grouped=manifest.averaging is not None)
     async with (
         _served(where, run.path, view, {}, source.metrics, _printed_by(run.path)) as (link, changed),
         _shown(attended, link, changed),

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.effects import CoordinatorState
+from hetpeer.bootstrap.storage.training_curve import learning_rate
 from hetpeer.peer.limits.amounts import rate, volume
 from hetpeer.peer.limits.governor import Reason
 from hetpeer.peer.watching.metric_families import (
@@ -41,6 +42,7 @@ from hetpeer.peer.watching.metric_families import (
 from hetpeer.peer.web.machine_warnings import CODES, MachineWarnings
 
 if TYPE_CHECKING:
+    from hetpeer.bootstrap.run.settings import TrainingSettings
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.daemon.limits_in_force import LimitsInForce
     from hetpeer.peer.reliable.reliable_peer import ReliablePeer
@@ -161,12 +163,14 @@ def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFi
 
 
 class ReliableSource:
-    """Metrics of a reliable peer; `steps` are those of the run, or batches if it is `grouped`."""
+    """Metrics of a reliable peer; steps of `training` are batches if the run is `grouped`."""
 
-    def __init__(self, daemon: DaemonSource, peer: ReliablePeer, steps: int, *, grouped: bool) -> None:
+    def __init__(
+        self, daemon: DaemonSource, peer: ReliablePeer, training: TrainingSettings, *, grouped: bool
+    ) -> None:
         self._daemon = daemon
         self._peer = peer
-        self._steps = steps
+        self._training = training
         self._grouped = grouped
         self._log = LogMetrics()
         self._read = 0
@@ -209,13 +213,17 @@ class ReliableSource:
                 history.version,
                 [history.commits[s] for s in (history.version - 1,) if s in history.commits],
             )
+        newest = max((commit["batch"] for commit in last), default=None)
         return ReliableFigures(
             leading=replica.is_leading,
             members=len(replica.members),
             done=done,
-            steps=self._steps,
+            steps=self._training.steps,
             loss=fmean(commit["loss"] for commit in last) if last else None,
+            gradient_norm=fmean(commit["norm"] for commit in last) if last else None,
+            learning_rate=learning_rate(self._training, newest) if newest is not None else None,
             stored=self._peer.stored,
+            best=self._peer.best,
             credit=sum(credit.values()),
             contributors=len(credit),
             swarm=swarm,

@@ -30,9 +30,6 @@ from hetpeer.stages.data.shards import (
 NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
 MAX_DIMENSIONS = 15
 """Dimensions of one sample's array; with that of the samples it is what a graph may have."""
-MIN_SAMPLES = 2
-"""One to train on, one to hold out."""
-
 Look = Callable[[Arrays], None]
 """Gets samples: name → array [samples, …]."""
 Sample = dict[str, ArraySpec]
@@ -49,19 +46,21 @@ def write_samples(
 ) -> tuple[Sample, list[ShardFile], list[ShardFile]]:
     """(arrays of a sample, training shards, held-out shards), after checking and shuffling the samples.
 
-    `maker` begins the message about too few; `looks` get all samples, shard by shard. Raises `LocalError`
-    HP-DATA-005 for the first sample that differs from the first one or cannot be trained on, HP-DATA-003 if
-    there are too few, and OSError if `folder` cannot be written. Errors of `samples` pass through.
+    `heldout_fraction` 0 holds none out, 1 all; otherwise there is at least one of each. `maker` begins the
+    message about too few; `looks` get all samples, shard by shard. Raises `LocalError` HP-DATA-005 for the
+    first sample that differs from the first one or cannot be trained on, HP-DATA-003 if there are too few,
+    and OSError if `folder` cannot be written. Errors of `samples` pass through.
     """
     spool = folder / "samples.spool"
     specs, count = _spool(samples, spool)
-    if count < MIN_SAMPLES:
-        raise _too_few(maker, count)
+    some = [share for share in (heldout_fraction, 1 - heldout_fraction) if share]
+    if count < len(some):
+        raise _too_few(maker, count, len(some))
     records = np.memmap(spool, dtype=_record(specs), mode="r")
     order = permutation(seed, SPLIT_STREAM, count)
-    heldout = max(1, int(count * heldout_fraction))
-    train_shards = _write(records, order[:-heldout], folder, specs, looks)
-    heldout_shards = _write(records, order[-heldout:], folder, specs, looks)
+    trained = count - max(1, int(count * heldout_fraction)) if heldout_fraction else count
+    train_shards = _write(records, order[:trained], folder, specs, looks)
+    heldout_shards = _write(records, order[trained:], folder, specs, looks)
     del records
     spool.unlink()
     return specs, train_shards, heldout_shards
@@ -73,7 +72,7 @@ def example_of(samples: Sequence[Any], count: int, maker: str) -> Arrays:
     Raises `LocalError` HP-DATA-003 without any, HP-DATA-005 for one that cannot be used.
     """
     if not samples:
-        raise _too_few(maker, 0)
+        raise _too_few(maker, 0, 2)
     found = [_arrays(sample, number) for number, sample in enumerate(samples)]
     specs = _specs(found[0])
     for number, arrays in enumerate(found):
@@ -108,9 +107,9 @@ def _check_alike(specs: Sample, arrays: Arrays, number: int) -> None:
         raise _bad(number, _difference(specs, found), "give all samples the same arrays")
 
 
-def _too_few(maker: str, count: int) -> LocalError:
+def _too_few(maker: str, count: int, needed: int) -> LocalError:
     return too_little(
-        f"{maker} {count} samples, at least {MIN_SAMPLES} are needed",
+        f"{maker} {count} samples, at least {needed} are needed",
         fix="give more data; a data function yields one mapping of names to numpy arrays for each sample",
     )
 

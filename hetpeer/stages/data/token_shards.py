@@ -44,9 +44,9 @@ def write_text(
     """Cut the text under `paths` (files, or folders searched recursively) into (training, held-out) shards.
 
     The texts are joined by newlines in the given order, folders in sorted order; files that are no UTF-8 text
-    are skipped. `limit`: most bytes that are used. Raises `LocalError` HP-DATA-001 if there is no text,
-    HP-DATA-003 if there is too little for samples of `length` tokens, and OSError if `folder` cannot be
-    written.
+    are skipped. `limit`: most bytes that are used; `heldout_fraction` 0 holds nothing out, 1 all. Raises
+    `LocalError` HP-DATA-001 if there is no text, HP-DATA-003 if there is too little for samples of `length`
+    tokens, and OSError if `folder` cannot be written.
     """
     paths = list(paths)
     texts = [path for path in files_under(paths) if _is_text(path)]
@@ -55,8 +55,13 @@ def write_text(
     if not any(path.stat().st_size for path in texts):
         raise _no_text(", ".join(map(str, paths)) or "the data paths", "no UTF-8 text file was found there")
     heldout_tokens = int(total * heldout_fraction)
-    sets = {"the training text": total - heldout_tokens, "the held-out part of the text": heldout_tokens}
-    sizes = [_shard_sizes(what, tokens, length) for what, tokens in sets.items()]
+    sizes = [
+        _shard_sizes(what, tokens, length) if share else []
+        for what, tokens, share in (
+            ("the training text", total - heldout_tokens, 1 - heldout_fraction),
+            ("the held-out text", heldout_tokens, heldout_fraction),
+        )
+    ]
     pieces = _cut(_text(texts), [size for part in sizes for size in part])
     shards = [_write_shard(folder, tokens, length) for tokens in pieces]
     return shards[: len(sizes[0])], shards[len(sizes[0]) :]

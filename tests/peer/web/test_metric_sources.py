@@ -93,7 +93,7 @@ def source_of(node: Node, peer: ReliablePeer, run: RunDirectory, *, grouped: boo
         RELIABLE_STATES,
         MachineWarnings(run.path, lambda: node.reach_estimate),
     )
-    return ReliableSource(daemon, peer, run.manifest.training.steps, grouped=grouped)
+    return ReliableSource(daemon, peer, run.manifest.training, grouped=grouped)
 
 
 @pytest.fixture

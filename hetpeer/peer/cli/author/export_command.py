@@ -43,6 +43,10 @@ def export(
             "OUT/checkpoint-UPDATES.",
         ),
     ] = None,
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="Take the checkpoint with the lowest held-out loss instead."),
+    ] = False,
 ) -> None:
     """Write the weights of the newest checkpoint, also while the run goes on.
 
@@ -52,10 +56,10 @@ def export(
     from hetpeer.bootstrap.authoring.follow_run import checkpoints
 
     if every is None:
-        _tell(run_export(directory, out, form, dtype))
+        _tell(run_export(directory, out, form, dtype, best=best))
         return
     for _ in checkpoints(directory, every):
-        _tell(run_export(directory, out, form, dtype, numbered=True))
+        _tell(run_export(directory, out, form, dtype, numbered=True, best=best))
 
 
 def _tell(exported: ExportedWeights) -> None:

@@ -40,6 +40,21 @@ DataOption = Annotated[
         "text of Python's library).",
     ),
 ]
+EvalDataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH | MODULE.PY:FUNCTION",
+        help="Data that is evaluated and not trained on, read as --data is; repeatable (default: a tenth of "
+        "--data).",
+    ),
+]
+TextFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Field of a record with its text or chat messages (default: text, or else messages).",
+    ),
+]
 TokenizerOption = Annotated[
     Path | None,
     typer.Option(

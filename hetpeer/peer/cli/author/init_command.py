@@ -12,12 +12,14 @@ import typer
 from hetpeer.peer.cli.author.init_choices import (
     ClassesOption,
     DataOption,
+    EvalDataOption,
     FrozenDtype,
     Mode,
     ModelOption,
     OnBadSample,
     Shape,
     TaskOption,
+    TextFieldOption,
     TokenizerOption,
 )
 from hetpeer.peer.cli.options import RunDir, cleaned_up
@@ -31,13 +33,8 @@ def init(
     task: TaskOption = None,
     classes: ClassesOption = None,
     data: DataOption = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Field of a record with its text or chat messages (default: text, or else messages).",
-        ),
-    ] = None,
+    eval_data: EvalDataOption = None,
+    text_field: TextFieldOption = None,
     tokenizer: TokenizerOption = None,
     packed: Annotated[
         bool,
@@ -117,7 +114,8 @@ def init(
         typer.Option(
             min=1,
             metavar="N",
-            help="Held-out samples of one evaluation, each once (default: all, at most the batch size).",
+            help="Held-out samples of one evaluation, each once (default: at most the batch size, but all of "
+            "--eval-data).",
         ),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
@@ -367,7 +365,7 @@ def init(
         tokenizer=tokenizer,
         max_samples=max_samples,
         packed=packed,
-        eval_samples=eval_samples or batch_size,
+        eval_samples=eval_samples or (None if eval_data else batch_size),
     )
     with cleaned_up():
         run = create_run(
@@ -379,6 +377,7 @@ def init(
             lora=lora,
             frozen_dtype=frozen_dtype,
             data=data or (),
+            eval_data=eval_data or (),
             name=name,
             seed=seed,
             sequence_length=sequence_length,
