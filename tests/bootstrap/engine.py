@@ -241,7 +241,7 @@ class Engine:
 
     @staticmethod
     def take_gradient(views: dict[str, torch.Tensor]) -> torch.Tensor:
-        gradient = torch.cat([view.grad.flatten() for view in views.values()])
+        gradient = torch.cat([torch.zeros(0), *(view.grad.flatten() for view in views.values())])
         for view in views.values():
             view.grad = None
         return gradient

@@ -5,22 +5,30 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
-from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt, linear_layers, save_adapter
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.authoring.export import current_model, export
 from hetpeer.bootstrap.authoring.generate import generate
+from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt, linear_layers, merged_weights
+from hetpeer.bootstrap.pretrained.formats import Format
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.examples.gpt import build
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.examples.gpt import build, build_tied
 from hetpeer.peer.transport.tensor_schema import microbatches_in
 from hetpeer.stages.block import block_state
-from tests.bootstrap.engine import EXAMPLES
+from tests.bootstrap.engine import EXAMPLES, Engine
+from tests.bootstrap.engine import TRAINING as ENGINE_TRAINING
+from tests.bootstrap.pretrained_models import llama
+from tests.bootstrap.written_data import CHATS, written
 
 TRAINING = TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=2, eval_microbatches=1)
 LAYERS = "c_attn+c_proj+c_fc"
@@ -115,37 +123,67 @@ def test_only_adapters_are_in_states_checkpoints_and_sums(tmp_path: Path) -> Non
         assert microbatches_in(entry.buffers.bytes, [run.block_spec(entry)], run.manifest.kept) == 0
 
 
-@pytest.mark.parametrize("lora", ["r=2,dropout=0.1", "r=2,dora"])
-def test_what_is_trained_comes_home_as_peft_reads_it(tmp_path: Path, lora: str) -> None:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(5)
-    model = build(width=32, layers=2, heads=2, context=8)
-    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert adapt(model, LoraSettings.parse(lora)) == 9
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            assert parameter.requires_grad == ("lora_" in name)
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) / 10)
-    save_adapter(model, tmp_path / "adapter")
+@pytest.mark.parametrize("lora", ["r=2,alpha=64,dropout=0.1", "r=2,alpha=64,dora"])
+def test_what_is_trained_comes_home_as_peft_reads_it(
+    tmp_path: Path, lora: str, volunteers: list[Identity]
+) -> None:
+    """The adapters beside the model, the model with the adapters added, and our own give the same logits."""
+    folder = llama(tmp_path / "model")
+    run = create_run(
+        tmp_path / "run",
+        model=f"hf:{folder}",
+        data=[written(tmp_path / "a.jsonl", CHATS, "messages")],
+        sequence_length=64,
+        training=ENGINE_TRAINING,
+        lora=lora,
+    )
+    Engine(run, volunteers).train()
+    exported = export(run.path, tmp_path / "adapter", Format.ADAPTER)
+    assert exported.version == 4
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {
+        *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md", "hetpeer.json"),
+    }
+    assert (tmp_path / "adapter" / "README.md").read_text().startswith("---\nlibrary_name: peft\n")
+    export(run.path, tmp_path / "whole", Format.HF)
 
-    other = build(width=32, layers=2, heads=2, context=8)
-    other.load_state_dict(base)
-    tokens = torch.arange(16).view(2, 8)
+    ids = torch.arange(3, 19).unsqueeze(0)
+    base = transformers.AutoModelForCausalLM.from_pretrained
     with torch.no_grad():
-        plain = other.eval()(tokens)
-        loaded = peft.PeftModel.from_pretrained(other, tmp_path / "adapter").eval()(tokens)
-        own = model.eval()(tokens)
+        plain = base(folder)(ids).logits
+        loaded = peft.PeftModel.from_pretrained(base(folder), tmp_path / "adapter").eval()(ids).logits
+        named = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()(ids).logits
+        whole = base(tmp_path / "whole")(ids).logits
+        own = current_model(run)(ids).logits
     assert torch.equal(loaded, own)
-    assert not torch.allclose(plain, own, atol=1e-3)
+    assert torch.equal(named, own)
+    assert torch.allclose(whole, own, atol=1e-5)
+    assert (plain - own).abs().max() > 100 * (whole - own).abs().max()
 
 
-def test_a_run_with_adapters_is_exported_and_generates(tmp_path: Path) -> None:
+def test_a_run_of_a_function_with_adapters_is_exported_and_generates(tmp_path: Path) -> None:
     run = make_run(tmp_path / "author", SMALL, lora="r=2,dora,dropout=0.1", frozen_dtype="int8")
     assert run.author().lora == "r=2,dora,dropout=0.1"
-    exported = export(run.path, tmp_path / "weights.safetensors")
-    assert exported.version == 0
+    model = build(width=32, layers=2, heads=2, context=8)
+    model.load_state_dict(load_file(export(run.path, tmp_path / "weights.safetensors").weights))
+    tokens = torch.arange(8).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.allclose(model.eval()(tokens), current_model(run)(tokens), atol=1e-5)
+    export(run.path, tmp_path / "adapter", Format.ADAPTER)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 100_000
     assert len(b"".join(generate(run.path, "7 sq", tokens=3, temperature=0, seed=0))) == 3
+
+
+def test_adapters_that_are_not_there_are_not_exported(fresh: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="the run has no adapters"):
+        export(fresh.path, tmp_path / "adapter", Format.ADAPTER)
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_an_adapter_is_not_added_to_a_weight_that_others_share() -> None:
+    model = build_tied()
+    adapt(model, LoraSettings.parse("r=2,targets=lm_head"))
+    with pytest.raises(LocalError, match="shares the weight of lm_head"):
+        merged_weights(model)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +208,6 @@ def test_without_peft_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pyt
 
 
 def test_all_linear_leaves_a_language_models_head_alone() -> None:
-    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20, n_positions=8)
     names = linear_layers(transformers.GPT2LMHeadModel(config))
     assert {name.rpartition(".")[2] for name in names} == {"c_attn", "c_proj", "c_fc"}

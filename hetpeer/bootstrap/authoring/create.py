@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
-from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.author_model import author_model
 from hetpeer.bootstrap.authoring.data_fit import (
     check_borders,
@@ -37,6 +36,7 @@ from hetpeer.bootstrap.authoring.user_code import (
     weights_by_loss,
     with_loss,
 )
+from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside

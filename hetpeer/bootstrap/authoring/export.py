@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.consensus.replica import credit_in
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt, merged_weights, save_adapter
 from hetpeer.bootstrap.pretrained.card import ModelCard
 from hetpeer.bootstrap.pretrained.formats import Dtype, Format
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
-from hetpeer.bootstrap.pretrained.source import base_of
+from hetpeer.bootstrap.pretrained.source import ModelSource, base_of, is_named
 from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.pretrained.written import (
     is_export,
     not_exported,
     original_names,
+    write_about,
     write_model,
 )
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
@@ -67,6 +68,7 @@ def export(
 
     `form`: None stands for a folder if the run is of a model of transformers and `out` does not end with
     `.safetensors`. A folder has everything in it; a file gets the curve beside it, `<stem>.metrics.jsonl`.
+    Adapters are added to the layers that they adapt, except in the form ADAPTER, which has nothing else.
     `numbered`: write below `out`, as `checkpoint-` with the number of updates. `best`: the checkpoint of the
     lowest held-out loss instead. Without a checkpoint the initial state is exported, version 0. Raises
     `LocalError`: HP-CKPT-001 if the checkpoint is damaged, HP-CKPT-002 if none was evaluated, HP-MODEL-014 if
@@ -81,17 +83,31 @@ def export(
             "the run is of a module of your own, or was made by an earlier hetpeer",
             "give --format safetensors",
         )
+    adapted = _has_adapters(run)
+    if form is Format.ADAPTER and not adapted:
+        raise not_exported(
+            "the run has no adapters: it was made without --lora",
+            "give --format hf or safetensors, on the machine where the run was made",
+        )
     records, weights, version = _newest(run, best=best)
     if numbered:
-        out /= f"checkpoint-{version}{'' if form is Format.HF else SUFFIX}"
+        out /= f"checkpoint-{version}{SUFFIX if form is Format.SAFETENSORS else ''}"
     part = _part(run)
+    model = _with_weights(run, weights) if adapted else None
+    if model is not None and form is not Format.ADAPTER:
+        weights = merged_weights(model)
     weights = original_names(weights, part)
     curve = curve_points(run.manifest, records)
     left_out: tuple[str, ...] = ()
     lines = "".join(json.dumps(line) + "\n" for line in curve)
-    if form is Format.HF:
+    if form is not Format.SAFETENSORS:
         with made_beside(out, lambda folder: is_export(folder, run.run_id)) as folder:
-            left_out = write_model(folder, kept, weights, dtype, _card(run, records, version))
+            card = _card(run, records, version)
+            if model is not None and form is Format.ADAPTER:
+                save_adapter(model, folder, _source(run), card.task, dtype)
+                write_about(folder, kept, replace(card, library="peft"))
+            else:
+                left_out = write_model(folder, kept, weights, dtype, card)
             metrics = folder / "metrics.jsonl"
             metrics.write_text(lines)
         metrics = out / metrics.name
@@ -111,6 +127,11 @@ def current_model(run: RunDirectory) -> nn.Module:
     Raises `LocalError` HP-MODEL-006 or HP-MODEL-007 if the author's module does not fit the run any more.
     """
     _, weights, _ = _newest(run)
+    return _with_weights(run, weights)
+
+
+def _with_weights(run: RunDirectory, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The author's model with `weights`, in evaluation mode. Raises as `current_model`."""
     kept = KeptFiles(run.path / FOLDER)
     own, author = kept.has_model, run.author()
     model: nn.Module = kept.model() if own else build_model(author.model, run.manifest.seed)
@@ -133,6 +154,23 @@ def current_model(run: RunDirectory) -> nn.Module:
             exit_code=ExitCode.VERSION,
         )
     return model.eval()
+
+
+def _has_adapters(run: RunDirectory) -> bool:
+    """Whether the model was made with adapters; False on another machine than the author's."""
+    try:
+        return run.author().lora is not None
+    except LocalError:
+        return False
+
+
+def _source(run: RunDirectory) -> ModelSource | None:
+    """Folder or id of the frozen model; None for one of a function, or if the folder is gone."""
+    model = run.author().model
+    try:
+        return ModelSource.parse(model) if is_named(model) else None
+    except LocalError:
+        return None
 
 
 def _part(run: RunDirectory) -> str | None:

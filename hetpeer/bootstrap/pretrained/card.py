@@ -45,10 +45,17 @@ class ModelCard:
     """Blake3 of all those hashes, one after the other."""
     credit: Mapping[str, int]
     """Volunteer → credit (docs/credit.md)."""
+    library: str = "transformers"
+    """The library that loads the export."""
 
     def text(self) -> str:
         """The card as Markdown with the hub's metadata."""
-        head = ["library_name: transformers", f"pipeline_tag: {PIPELINES[self.task]}", "tags:", "- hetpeer"]
+        head = [
+            f"library_name: {self.library}",
+            f"pipeline_tag: {PIPELINES[self.task]}",
+            "tags:",
+            "- hetpeer",
+        ]
         if self.on_hub:
             head.append(f"base_model: {self.base}")
         rows = [

@@ -10,6 +10,8 @@ class Format(enum.StrEnum):
 
     HF = "hf"
     """A folder that `from_pretrained` of transformers loads."""
+    ADAPTER = "adapter"
+    """A folder that peft loads beside the frozen model: the adapters alone."""
     SAFETENSORS = "safetensors"
     """One file of tensors."""
 

@@ -58,10 +58,19 @@ def write_model(
     library().logging.set_verbosity_error()
     with disk_errors(folder):
         model.to(getattr(torch, dtype.torch_name)).save_pretrained(str(folder))
+    write_about(folder, kept, card)
+    return tuple(name for name in weights if name not in own)
+
+
+def write_about(folder: Path, kept: KeptFiles, card: ModelCard) -> None:
+    """Write what belongs to the model besides its weights: tokenizer, model card, facts.
+
+    Raises `LocalError` HP-DISK-*.
+    """
+    with disk_errors(folder):
         kept.copy_to(folder)
         (folder / "README.md").write_text(card.text())
         (folder / FACTS).write_text(json.dumps(card.facts(), indent=1) + "\n")
-    return tuple(name for name in weights if name not in own)
 
 
 def is_export(folder: Path, run_id: str) -> bool:
@@ -77,7 +86,7 @@ def not_exported(why: str, fix: str) -> LocalError:
     """HP-MODEL-014: the result cannot be written in that format."""
     return LocalError(
         "HP-MODEL-014",
-        "cannot export the model for transformers",
+        "cannot export the model in that format",
         why=why,
         fix=fix,
         exit_code=ExitCode.CONFIG,

@@ -29,8 +29,9 @@ def export(
         Format | None,
         typer.Option(
             "--format",
-            help="hf: a folder that from_pretrained loads; safetensors: one file (default: hf for a model of "
-            "transformers, unless OUT ends with .safetensors).",
+            help="hf: a folder that from_pretrained loads; adapter: one with the adapters alone, that peft "
+            "loads; safetensors: one file (default: hf for a model of transformers, unless OUT ends with "
+            ".safetensors).",
         ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FLOAT32,

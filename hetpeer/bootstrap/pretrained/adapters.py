@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetpeer.bootstrap.pretrained.formats import Dtype
+from hetpeer.bootstrap.pretrained.source import ModelSource
+from hetpeer.bootstrap.pretrained.tasks import Task
+from hetpeer.bootstrap.pretrained.written import not_exported
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.bootstrap.samples.record import not_installed
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 ALL_LINEAR = "all-linear"
 """Every linear layer but the head that gives a language model's logits."""
 SYNTAX = "--lora r=16,alpha=32,targets=all-linear,dropout=0.05, and ,dora for DoRA"
+TASKS: Mapping[Task, str] = {Task.CAUSAL_LM: "CAUSAL_LM", Task.SEQ2SEQ: "SEQ_2_SEQ_LM"}
+"""Task → peft's name for it, for tasks whose head is frozen in peft, too."""
 SHOWN = 8
 """Names of layers in an error."""
 
@@ -165,25 +172,53 @@ def linear_layers(model: nn.Module) -> list[str]:
     ]
 
 
-def save_adapter(model: nn.Module, folder: Path, base: str | None = None) -> None:
+def save_adapter(model: nn.Module, folder: Path, base: ModelSource | None, task: Task, dtype: Dtype) -> None:
     """Write the adapters of `model` to `folder`, as `PeftModel.from_pretrained(…, folder)` reads them.
 
-    `base`: id or folder of the frozen model, if it has one. Raises `LocalError` HP-DISK-*.
+    `base`: the frozen model, if it has a name; `task`: what it does. Raises `LocalError` HP-DISK-*.
     """
     import peft
+    import torch
     from safetensors.torch import save
 
     module: Any = model
     config = module.peft_config["default"]
-    config.inference_mode, config.base_model_name_or_path = True, base
+    config.inference_mode = True
+    if base is not None:
+        config.base_model_name_or_path, config.revision = base.name, base.revision
+        config.task_type = TASKS.get(task)
     settings = {
         key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()
     }
+    kind = getattr(torch, dtype.torch_name)
     tensors = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    named = {f"base_model.model.{name}": tensor.to(kind).contiguous() for name, tensor in tensors.items()}
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "adapter_model.safetensors", save(named, metadata={"format": "pt"}))
     atomic_write(
         folder / "adapter_config.json", json.dumps(settings, indent=1, sort_keys=True).encode() + b"\n"
     )
+
+
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """State dict of `model` as it was before `adapt`, each adapter added to its layer, which is changed.
+
+    Raises `LocalError` HP-MODEL-014 if another part of the model shares the weight of an adapted layer.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            if uses[id(module.get_base_layer().weight)] > 1:
+                raise not_exported(
+                    f"another part of the model shares the weight of {name}, and has no adapter",
+                    "give --format adapter",
+                )
+            module.merge()
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in model.state_dict().items()
+        if ".lora_" not in name
+    }
