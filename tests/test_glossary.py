@@ -15,7 +15,7 @@ PRODUCT = ROOT / "hetpeer"
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 MOST_ROWS = 40
 
-OTHER_MEANING = {"border": {"_Border"}}
+OTHER_MEANING = {"border": {"Border"}}
 """Banned word → names in which it means another thing: here the place between two blocks of a graph."""
 
 

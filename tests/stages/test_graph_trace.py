@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.stages.graph.safety_check import check_at
+from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS
+from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.models import gpt, small
 
@@ -157,3 +160,18 @@ def test_parameters_in_half_precision_are_refused():
     model = Function(lambda self, x: self.linear(x).float().mean()).bfloat16()
     with pytest.raises(LocalError, match="bfloat16"):
         trace(model, {"x": torch.randn(4, 8, dtype=torch.bfloat16)})
+
+
+def test_a_batch_norm_over_one_sample_is_refused():
+    with pytest.raises(LocalError, match="HP-MODEL-003") as caught:
+        trace(Function(lambda self, x: self.norm(self.linear(x)).mean()), {"x": torch.randn(1, 8)})
+    assert "one value for each channel of a microbatch of 1" in caught.value.what
+    assert "--microbatch-size" in caught.value.fix
+
+
+def test_a_block_says_that_a_last_microbatch_of_one_sample_has_no_variance():
+    dag = trace(Function(lambda self, x: self.norm(self.linear(x)).mean()), {"x": torch.randn(4, 8)})
+    (block,) = cut_blocks(dag, 1)
+    with pytest.raises(ProtocolError) as caught:
+        check_at(block, 1, DEFAULT_LIMITS)
+    assert "one value for each channel" in caught.value.detail

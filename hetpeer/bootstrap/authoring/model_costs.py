@@ -110,7 +110,7 @@ def plan_model(
     with plain_checkpoints() as checkpoints:
         dag = trace(with_loss(planned, loss, sample), sample, autocast=autocast)
     mode = ComputeMode(autocast=autocast, recompute=training.recompute or checkpoints.used)
-    specs = cut_blocks(dag, mode=mode)
+    specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
     return _inspection(Path(model).name, specs, layouts, len(training.optimizer.keeps), None)

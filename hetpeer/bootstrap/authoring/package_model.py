@@ -83,7 +83,7 @@ def ship(
         dag = in_form(model, first, dag, frozen_dtype, autocast=mode.autocast, tell=tell)
     last = training.samples_of(training.microbatches - 1)
     tell("cutting it into blocks")
-    specs = cut_blocks(dag, mode=mode)
+    specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
     _check_last(specs, last)
     takes, free = memory_of(specs), survey().ram_free_bytes
     if takes <= free:

@@ -7,7 +7,7 @@ that change. Each gets the `Pass` that it runs in and the name of its call. docs
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,6 +104,8 @@ def batch_norm(
     _check_rates(momentum, epsilon)
     if here.draw is None:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, epsilon)
+    if is_one_value(x.shape):
+        raise ValueError("a BatchNorm over one value for each channel has no variance")
     # With momentum 1 the "new running values" are this microbatch's own mean and unbiased variance.
     zeros = torch.zeros_like(running_mean)
     result, _, _, mean, variance = aten._native_batch_norm_legit_functional(  # noqa: SLF001 (has no public name)
@@ -111,6 +113,11 @@ def batch_norm(
     )
     here.statistics[name] = (mean.detach(), variance.detach())
     return result  # type: ignore[no-any-return]
+
+
+def is_one_value(shape: Sequence[int]) -> bool:
+    """Whether a tensor [samples, channels, …] has one value for each channel."""
+    return math.prod(shape[:1]) * math.prod(shape[2:]) == 1
 
 
 FAMILY: Mapping[str, Operator] = {

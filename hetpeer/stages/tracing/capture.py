@@ -1,7 +1,7 @@
 """torch.export of the author's module to a functional graph that keeps what export would lose silently.
 
 Runs on the author's machine only. The first dimension of every input is the batch, and stays symbolic if the
-model allows it. `torch.no_grad` regions are kept as detached results.
+model allows it. Regions of `torch.no_grad` and `torch.inference_mode` are kept as detached results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.draws import number_draws
+from hetpeer.stages.tracing.inference_mode import inference_as_no_grad
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
 from hetpeer.stages.tracing.sanity_checks import checks_pass
 
@@ -68,7 +69,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     """Export and decompose `model`."""
     with _quiet_torch():
-        with checks_pass():
+        with checks_pass(), inference_as_no_grad():
             exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         number_draws(exported)
         _keep_no_grad(exported)

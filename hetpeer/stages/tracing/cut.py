@@ -3,29 +3,29 @@
 Operators are in the author's order, and a border is a place between two of them. Good borders are *narrow*: a
 single tensor crosses, as between the halves of a transformer layer. Pieces between narrow borders that repeat
 (attention, MLP, attention, MLP, …) are joined to one block for each repetition, and pieces with next to no
-weight join a neighbour. Operators that depend on no parameter and no input (positions, masks) are not cut:
-each block gets its own copy.
+weight join a neighbour. Layers without a narrow border between them (the levels of a U-Net, whose skips pass
+all that lies below them) are cut where few bytes cross. Cheap values that depend on no parameter (positions,
+masks) are not cut: each block gets its own copy.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
-from hetpeer.stages.graph.operators import operator_of
-from hetpeer.stages.tracing.assemble import ComputeMode, make_block, tensor_specs
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.tracing.assemble import ComputeMode, make_block
+from hetpeer.stages.tracing.glue import why_together
+from hetpeer.stages.tracing.operator_line import OperatorLine, Range
 from hetpeer.stages.tracing.trace import OpDag
 
-Range = tuple[int, int]
-"""Positions [begin, end)."""
-
+_log = logging.getLogger(__name__)
 
 TINY = 1 / 16
 """A piece below this fraction of the heaviest one's FLOPs, and of its parameters, is not worth a border."""
@@ -33,24 +33,38 @@ TINY = 1 / 16
 WORTH = 1 / 8
 """A cut is useful if both sides have at least this fraction of an even share of all FLOPs."""
 
+GLUED = 1 / 8
+"""Layers without a narrow border between them are cut if they have more than this fraction of all FLOPs."""
+
+DEARER = 3
+"""Largest number of times as many bytes as at the narrow borders that cross where such layers are cut."""
+
 PLAIN = ComputeMode()
 
 
-def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: ComputeMode = PLAIN) -> list[BlockSpec]:
+def cut_blocks(
+    dag: OpDag, target_blocks: int | None = None, mode: ComputeMode = PLAIN, *, at_least: int = 1
+) -> list[BlockSpec]:
     """Cut the graph into blocks, in order; about one for each repeated layer unless `target_blocks` is given.
 
     With `target_blocks`, neighbours are joined evenly, or pieces are cut where few bytes cross; there are
-    fewer blocks only if the graph has no more borders. Raises LocalError HP-MODEL-005 for no blocks at all.
+    fewer blocks only if the graph has no more borders. `at_least`: blocks that the caller needs; for these
+    layers are cut even where many bytes cross, and a warning says why. Raises LocalError HP-MODEL-005 for no
+    blocks at all, or fewer than `at_least`.
     """
     if target_blocks is not None and target_blocks < 1:
         raise too_few(f"a model cannot be cut into {target_blocks} blocks")
-    line = _Line(dag)
+    line = OperatorLine(dag)
     pieces = _merge_tiny(line, _join_repeats(line, line.narrow_pieces()))
-    if target_blocks is not None and len(pieces) > target_blocks:
+    if target_blocks is None:
+        pieces = _divide_glued(line, pieces)
+    elif len(pieces) > target_blocks:
         grouped = even_ranges([line.flops(piece) for piece in pieces], [1.0] * target_blocks)
         pieces = [(pieces[begin][0], pieces[end - 1][1]) for begin, end in grouped]
-    elif target_blocks is not None:
+    else:
         pieces = _refine(line, pieces, target_blocks)
+    if len(pieces) < at_least:
+        pieces = _force(line, pieces, at_least)
     return [
         make_block(
             dag,
@@ -64,77 +78,66 @@ def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: ComputeMode =
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Border:
-    """Values that cross between two positions. A tuple of results may not cross, so it has no border."""
+def _force(line: OperatorLine, pieces: list[Range], count: int) -> list[Range]:
+    """Cut pieces until there are `count`, wherever that is possible.
 
-    crossing: tuple[str, ...]
-    nbytes: int
-
-
-class _Line:
-    """The operators to be cut, in order; position p is between node p - 1 and node p."""
-
-    def __init__(self, dag: OpDag) -> None:
-        self.dag = dag
-        fixed = set(dag.buffers)
-        for node in dag.nodes:
-            if not operator_of(node.op).in_pass and all(name in fixed for name in node.references()):
-                fixed.add(node.name)
-        self.copied = fixed - set(dag.buffers)
-        self.nodes = [node for node in dag.nodes if node.name not in self.copied]
-        self._flops_before = [0, *itertools.accumulate(dag.flops[node.name] for node in self.nodes)]
-        self.borders = self._borders()
-
-    def _borders(self) -> dict[int, _Border]:
-        """Position → border, for the places where a cut is possible."""
-        last = {name: position for position, node in enumerate(self.nodes) for name in node.references()}
-        live: dict[str, None] = {}
-        borders = {}
-        for position, node in enumerate(self.nodes[:-1], start=1):
-            live[node.name] = None
-            live = {name: None for name in live if last.get(name, 0) >= position}
-            values = [self.dag.at(name) for name in live]
-            tensors = [value for value in values if isinstance(value, TensorSpec)]
-            if len(tensors) == len(values):
-                borders[position] = _Border(tuple(live), sum(spec.nbytes for spec in tensors))
-        return borders
-
-    def narrow_pieces(self) -> list[Range]:
-        """The pieces between all places where one tensor crosses."""
-        cuts = [position for position, border in self.borders.items() if len(border.crossing) == 1]
-        return list(itertools.pairwise([0, *cuts, len(self.nodes)]))
-
-    def crossing(self, position: int) -> tuple[str, ...]:
-        """Names of the values in the bundle at a border; none at the ends."""
-        border = self.borders.get(position)
-        return border.crossing if border else ()
-
-    def bytes_at(self, position: int) -> int:
-        border = self.borders.get(position)
-        return border.nbytes if border else 0
-
-    def flops(self, piece: Range) -> int:
-        begin, end = piece
-        return self._flops_before[end] - self._flops_before[begin]
-
-    def parameters(self, piece: Range) -> set[str]:
-        """Value names of the parameters that a piece reads."""
-        names = {name for node in self.nodes[slice(*piece)] for name in node.references()}
-        return names & self.dag.parameters.keys()
-
-    def parameter_bytes(self, piece: Range) -> int:
-        return sum(spec.nbytes for spec in tensor_specs(self.dag, self.parameters(piece)).values())
-
-    def signature(self, piece: Range) -> tuple[object, ...]:
-        """The operators of a piece without names: equal for two layers of one kind."""
-        return tuple(
-            (node.op, self.dag.values[node.name], len(list(node.references())))
-            for node in self.nodes[slice(*piece)]
+    Raises LocalError HP-MODEL-005 if there are fewer, and warns if more bytes cross than elsewhere.
+    """
+    heaviest = max(pieces, key=line.flops)
+    refined = _refine(line, pieces, count)
+    if len(refined) < count:
+        where = f"the model has {len(refined) - 1} places to cut"
+        raise too_few(
+            f"{len(refined)} blocks cannot be shared out to {count} stages",
+            f"{where}, and its heaviest part cannot be divided: {why_together(line, heaviest)}",
         )
+    usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
+    widest = max(refined[1:], key=lambda piece: line.bytes_at(piece[0]))[0]
+    if usual and line.bytes_at(widest) > DEARER * usual:
+        _log.warning(
+            "for %d stages the model is cut where %.3g MiB cross with each microbatch, and elsewhere at most "
+            "%.3g: %s",
+            count,
+            line.bytes_at(widest) / 2**20,
+            usual / 2**20,
+            why_together(line, heaviest),
+        )
+    return refined
 
 
-def _join_repeats(line: _Line, pieces: list[Range]) -> list[Range]:
+def _divide_glued(line: OperatorLine, pieces: list[Range]) -> list[Range]:
+    """Cut heavy parts without a narrow border in which several layers lie, where bytes are few enough."""
+    all_flops = line.flops(line.whole)
+
+    def glued(part: Range) -> bool:
+        return line.flops(part) > GLUED * all_flops and len(line.layers(part)) > 1
+
+    usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
+    edges = {0, *(end for _, end in pieces)}
+    waiting = list(filter(glued, line.narrow_pieces()))
+    while waiting:
+        part = waiting.pop()
+        cut = _moderate_cut(line, part, WORTH * GLUED * all_flops, DEARER * usual or math.inf)
+        if cut is not None:
+            usual = usual or line.bytes_at(cut)
+            edges.add(cut)
+            waiting += filter(glued, [(part[0], cut), (cut, part[1])])
+    return list(itertools.pairwise(sorted(edges)))
+
+
+def _moderate_cut(line: OperatorLine, part: Range, floor: float, nbytes: float) -> int | None:
+    """Where to cut `part` such that at most `nbytes` cross: if possible between its outer quarters.
+
+    None if there is no such place, or only with less than `floor` FLOPs on a side.
+    """
+    for least in (line.flops(part) / 4, floor):
+        found = _best_cut(line, part, least)
+        if found is not None and not found[0] and found[1] <= nbytes:
+            return found[-1]
+    return None
+
+
+def _join_repeats(line: OperatorLine, pieces: list[Range]) -> list[Range]:
     """Join the longest run of repeating pieces to one piece for each repetition."""
     kinds = [line.signature(piece) for piece in pieces]
     longest, period, start = 0, 1, 0
@@ -153,7 +156,7 @@ def _join_repeats(line: _Line, pieces: list[Range]) -> list[Range]:
     return [*pieces[:start], *joined, *pieces[start + longest :]]
 
 
-def _merge_tiny(line: _Line, pieces: list[Range]) -> list[Range]:
+def _merge_tiny(line: OperatorLine, pieces: list[Range]) -> list[Range]:
     """Join pieces that compute next to nothing with each other, then those without any weight with a
     neighbour.
 
@@ -177,14 +180,14 @@ def _merge_tiny(line: _Line, pieces: list[Range]) -> list[Range]:
     return merged
 
 
-def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
+def _refine(line: OperatorLine, pieces: list[Range], target: int) -> list[Range]:
     """Cut pieces until there are `target`: the heaviest where no more bytes cross than at present borders.
 
     Then where the fewest bytes cross. Cuts that take next to nothing off a piece (the loss off its logits)
     come last.
     """
     pieces = list(pieces)
-    floor = WORTH * line.flops((0, len(line.nodes))) / target
+    floor = WORTH * line.flops(line.whole) / target
     usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
     cuts = {piece: cut for piece in pieces if (cut := _best_cut(line, piece, floor))}
 
@@ -203,7 +206,7 @@ def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
     return pieces
 
 
-def _best_cut(line: _Line, piece: Range, floor: float) -> tuple[bool, int, int, int] | None:
+def _best_cut(line: OperatorLine, piece: Range, floor: float) -> tuple[bool, int, int, int] | None:
     """(a side is below `floor`, bytes crossing, difference of sides' FLOPs, position); None: no border."""
     begin, end = piece
     whole = line.flops(piece)
@@ -233,9 +236,8 @@ def balanced_ranges(
     return even_ranges([3 * block.flops_forward for block in blocks], weights or [1.0] * stages)
 
 
-def too_few(what: str) -> LocalError:
+def too_few(what: str, why: str = "each stage holds at least one block") -> LocalError:
     """HP-MODEL-005."""
-    why = "each stage holds at least one block, and each block one operator"
     fix = "ask for at least one stage and one block, and no more stages than blocks"
     return LocalError("HP-MODEL-005", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 

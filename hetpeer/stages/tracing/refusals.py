@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -50,22 +51,46 @@ def author_frame(error: BaseException) -> traceback.FrameSummary | None:
     """
     frames = traceback.extract_tb(error.__traceback__)
     return next((one for one in reversed(frames) if is_author(one.filename)), None) or next(
-        (one for one in reversed(frames) if not _is_machinery(Path(one.filename))), None
+        (one for one in reversed(frames) if not is_machinery(one.filename)), None
     )
 
 
+@cache
 def is_author(file: str) -> bool:
     """Whether a source file is the author's."""
     path = Path(file)
     if _EXAMPLES in path.parents:
         return True
-    return not _is_machinery(path) and not any(library in path.parents for library in _LIBRARIES)
+    return not is_machinery(file) and _library(path) is None
 
 
-def _is_machinery(path: Path) -> bool:
+@cache
+def is_machinery(file: str) -> bool:
     """Whether code in this file is ours, torch's or the interpreter's own."""
-    if path.name.startswith("<") or str(path).startswith("<"):
+    path = Path(file)
+    if path.name.startswith("<") or file.startswith("<"):
         return True
     torch = importlib.util.find_spec("torch")
     homes = [_OURS, *([Path(torch.origin).parent] if torch is not None and torch.origin else [])]
     return any(home in path.parents for home in homes) and _EXAMPLES not in path.parents
+
+
+def line_of(frames: Iterable[tuple[str, str | int]]) -> str:
+    """The author's innermost line of (file, line number) frames, outermost first.
+
+    If the author called a library, the library's line comes first: "library/x.py:7, called at model.py:3".
+    Empty if there are only frames of torch and hetpeer.
+    """
+    own = inner = ""
+    for file, number in frames:
+        if is_author(file):
+            own = inner = f"{file}:{number}"
+        elif (library := _library(Path(file))) and not is_machinery(file):
+            inner = f"{Path(file).relative_to(library)}:{number}"
+    return inner if inner == own or not own else f"{inner}, called at {own}"
+
+
+def _library(path: Path) -> Path | None:
+    """The innermost folder of installed libraries that holds a file."""
+    around = (library for library in _LIBRARIES if library in path.parents)
+    return max(around, key=lambda library: len(library.parts), default=None)

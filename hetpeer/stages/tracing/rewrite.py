@@ -33,7 +33,7 @@ from hetpeer.stages.graph.drawn_operators import BERNOULLI, KEEP, UNIFORM
 from hetpeer.stages.graph.interpreter import check_call
 from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
 from hetpeer.stages.tracing.draws import SDPA, SIZED, USUAL
-from hetpeer.stages.tracing.refusals import DRAWS, VALUES, is_author, unfit, unsupported
+from hetpeer.stages.tracing.refusals import DRAWS, VALUES, line_of, unfit, unsupported
 
 ASSERTIONS = frozenset(
     {
@@ -69,7 +69,7 @@ class Rewriter:
     nodes: list[OperatorCall] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
-    """Call → the author's line that made it."""
+    """Call → the author's line that made it, and a library's before it."""
     running: dict[str, str] = field(default_factory=dict)
     """Value that is the new content of BatchNorm's running mean or variance → that buffer's value name."""
     _first_result: dict[str, str] = field(default_factory=dict)
@@ -279,6 +279,4 @@ def _kept(node: fx.Node) -> tuple[fx.Node, float] | None:
 
 def _line(node: fx.Node) -> str:
     """The author's line, from the stack that torch keeps with each node."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-    own = [f"{file}:{number}" for file, number in frames if is_author(file)]
-    return own[-1] if own else ""
+    return line_of(re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or ""))

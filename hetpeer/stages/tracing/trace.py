@@ -15,11 +15,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import Batch, OperatorCall, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import BATCH_NORM, Batch, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.graph_cost import gradient_reach, measure
+from hetpeer.stages.graph.own_operators import is_one_value
 from hetpeer.stages.tracing.capture import capture
+from hetpeer.stages.tracing.causal_masks import with_causal_flag
 from hetpeer.stages.tracing.draws import read_numbers
 from hetpeer.stages.tracing.large_losses import without_logits
+from hetpeer.stages.tracing.recurrent_layers import split_layers
 from hetpeer.stages.tracing.refusals import unfit, unsupported
 from hetpeer.stages.tracing.rewrite import Rewriter, describe_tensor
 
@@ -64,6 +67,8 @@ class OpDag:
     rest: Mapping[str, Tensor]
     """Tensors of the state dict that the loss does not need, detached."""
     loss: str
+    lines: Mapping[str, str]
+    """Value → the line of the author's code, or of a library's, that made it; empty if none is known."""
 
     def at(self, name: str) -> Value:
         """A value's spec in numbers, for a full microbatch."""
@@ -91,10 +96,13 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
     for node in exported.graph.nodes:
         if node.op == "call_function":
             rewriter.add(node)
+    split_layers(rewriter)
     loss = rewriter.name(_loss(exported))
-    nodes = _needed(without_logits(_needed(rewriter.nodes, loss), rewriter.values, batch), loss)
+    starts = dict(_starts(model, exported))
+    nodes = _needed(with_causal_flag(rewriter.nodes, rewriter.values, _constants(starts)), loss)
+    nodes = _needed(without_logits(nodes, rewriter.values, batch), loss)
     used = {name for node in nodes for name in node.references()}
-    starts = {name: start for name, start in _starts(model, exported) if name in used}
+    starts = {name: start for name, start in starts.items() if name in used}
     statistics, counters = _mutated(exported, rewriter, starts)
 
     given = {name: describe_tensor(tensor, grad=tensor.requires_grad) for name, (_, tensor) in starts.items()}
@@ -105,6 +113,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
     }
     dynamic = _is_dynamic({name: given[name] for name in example if name in used}, batch)
     values = {**given, **{node.name: rewriter.values[node.name] for node in nodes}}
+    _check_batch_norms(nodes, values, batch, rewriter)
     measured = _measure(nodes, given, batch, rewriter)
     values = {name: _with_grad(value, measured[1][name]) for name, value in values.items()}
     _check_loss(values[loss])
@@ -141,6 +150,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
             if names[name] == name and name not in tensors and name not in counters
         },
         loss=loss,
+        lines={node.name: rewriter.lines.get(node.name, "") for node in nodes},
     )
 
 
@@ -175,6 +185,15 @@ def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, 
                 "only tensors travel from peer to peer",
                 "give forward() tensors only",
             )
+
+
+def _constants(starts: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Value name → tensor of what training does not change by gradients and that has values."""
+    return {
+        name: tensor
+        for name, (_, tensor) in starts.items()
+        if not tensor.requires_grad and not tensor.is_meta
+    }
 
 
 def _mutated(
@@ -234,6 +253,21 @@ def _needed(nodes: Sequence[OperatorCall], loss: str) -> tuple[OperatorCall, ...
             wanted.update(node.references())
             needed.append(node)
     return tuple(reversed(needed))
+
+
+def _check_batch_norms(
+    nodes: Sequence[OperatorCall], values: Mapping[str, Value], batch: int, rewriter: Rewriter
+) -> None:
+    """Refuse a BatchNorm that sees one value for each channel of a full microbatch."""
+    for node in nodes:
+        x = values[next(node.references())] if node.op == BATCH_NORM else None
+        if isinstance(x, TensorSpec) and is_one_value(x.at(batch).sizes):
+            where = rewriter.lines[node.name]
+            raise unfit(
+                f"a BatchNorm sees one value for each channel of a microbatch of {batch}",
+                "one value has no variance" + (f", at {where}" if where else ""),
+                "choose a larger --microbatch-size, or a norm of each sample (GroupNorm, LayerNorm)",
+            )
 
 
 def _measure(
