@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from transformers import AutoTokenizer
 
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.run_data import DataOptions
@@ -16,6 +17,7 @@ from hetpeer.bootstrap.samples import source
 from hetpeer.dht.base.errors import ExitCode
 from tests.bootstrap.engine import TRAINING, make_author
 from tests.bootstrap.test_create import assert_fails
+from tests.bootstrap.written_data import TEXTS, causal_model, tokenizer_folder, written
 
 MODULE = """
 import itertools
@@ -135,6 +137,25 @@ def test_text_is_held_out_as_it_is(tmp_path: Path) -> None:
         assert tokens == path.read_bytes() + b"\n"
     training = run.manifest.training
     assert training.eval_samples == sum(shard.samples for shard in run.manifest.data.heldout) == 18
+
+
+def test_documents_are_read_as_the_training_data_are(tmp_path: Path) -> None:
+    """Another format, the same tokenizer and the same arrays."""
+    trained, held_out = TEXTS[:-2], TEXTS[-2:]
+    run = create_run(
+        tmp_path / "run",
+        model=causal_model(tmp_path),
+        data=[written(tmp_path / "train.parquet", trained, "text")],
+        eval_data=[written(tmp_path / "valid.jsonl", held_out, "text")],
+        reading=DataOptions(tokenizer=tokenizer_folder(tmp_path / "tokenizer")),
+        sequence_length=128,
+        training=TRAINING,
+    )
+    reader = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    for texts, shards in ((trained, run.manifest.data.train), (held_out, run.manifest.data.heldout)):
+        ids = np.concatenate([load_file(run.data / shard.name)["input_ids"] for shard in shards])
+        found = [reader.decode(row, skip_special_tokens=True).strip() for row in ids]
+        assert sorted(found) == sorted(text.strip() for text in texts)
 
 
 @pytest.mark.parametrize(

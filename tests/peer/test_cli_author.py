@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -249,6 +248,8 @@ def test_a_run_of_arrays(tmp_path: Path) -> None:
 
 def test_watch_shows_the_curve_of_a_finished_run_and_ends(run_path: Path, tmp_path: Path) -> None:
     """Also of a run that an earlier version has served, which wrote no metrics.jsonl."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     assert not (run_path / "metrics.jsonl").exists()
     assert run_command("watch", run_path, "--tensorboard", tmp_path) == f"tensorboard --logdir {tmp_path}\n"
     points = [json.loads(line) for line in (run_path / "metrics.jsonl").read_text().splitlines()]
