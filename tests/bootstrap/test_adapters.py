@@ -16,6 +16,7 @@ from hetpeer.bootstrap.authoring.export import current_model, export
 from hetpeer.bootstrap.authoring.generate import generate
 from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt, linear_layers, merged_weights
 from hetpeer.bootstrap.pretrained.formats import Format
+from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest
@@ -27,7 +28,7 @@ from hetpeer.peer.transport.tensor_schema import microbatches_in
 from hetpeer.stages.block import block_state
 from tests.bootstrap.engine import EXAMPLES, Engine
 from tests.bootstrap.engine import TRAINING as ENGINE_TRAINING
-from tests.bootstrap.pretrained_models import llama
+from tests.bootstrap.pretrained_models import bert, llama, samples_for
 from tests.bootstrap.written_data import CHATS, written
 
 TRAINING = TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=2, eval_microbatches=1)
@@ -59,6 +60,7 @@ SMALL = "width=32, layers=2, heads=2, context=8"
         ("r=4", LoraSettings(r=4, alpha=8)),
         ("r=16,alpha=32,targets=all-linear,dropout=0.05", LoraSettings(r=16, alpha=32, dropout=0.05)),
         ("targets=q_proj+v_proj, dora", LoraSettings(alpha=32, targets=("q_proj", "v_proj"), dora=True)),
+        ("r=1,train=head", LoraSettings(r=1, alpha=2, train=("head",))),
     ],
 )
 def test_settings_are_read(text: str, settings: LoraSettings) -> None:
@@ -160,6 +162,33 @@ def test_what_is_trained_comes_home_as_peft_reads_it(
     assert (plain - own).abs().max() > 100 * (whole - own).abs().max()
 
 
+def test_a_new_head_is_trained_whole_and_comes_home(tmp_path: Path, volunteers: list[Identity]) -> None:
+    folder = bert(tmp_path / "model")
+    run = create_run(
+        tmp_path / "run",
+        model=f"hf:{folder}",
+        task=Task.SEQUENCE_CLASSIFICATION,
+        classes=3,
+        data=[samples_for("sequence-classification", tmp_path)],
+        training=ENGINE_TRAINING,
+        lora="r=2,targets=query+value",
+    )
+    names = {name for layout in run.layouts() for name, _ in layout}
+    whole = {name for name in names if ".lora_" not in name}
+    assert {name.partition(".modules_to_save.default.")[0] for name in whole} == {"classifier", "bert.pooler"}
+    assert len(whole) == 4
+    Engine(run, volunteers).train()
+    export(run.path, tmp_path / "adapter", Format.ADAPTER)
+    export(run.path, tmp_path / "whole", Format.HF)
+    ids = torch.arange(3, 19).unsqueeze(0)
+    kind = transformers.AutoModelForSequenceClassification.from_pretrained
+    with torch.no_grad():
+        own = current_model(run)(ids).logits
+        loaded = peft.PeftModel.from_pretrained(kind(folder, num_labels=3), tmp_path / "adapter").eval()
+        assert torch.equal(loaded(ids).logits, own)
+        assert torch.allclose(kind(tmp_path / "whole").eval()(ids).logits, own, atol=1e-5)
+
+
 def test_a_run_of_a_function_with_adapters_is_exported_and_generates(tmp_path: Path) -> None:
     run = make_run(tmp_path / "author", SMALL, lora="r=2,dora,dropout=0.1", frozen_dtype="int8")
     assert run.author().lora == "r=2,dora,dropout=0.1"
@@ -188,7 +217,12 @@ def test_an_adapter_is_not_added_to_a_weight_that_others_share() -> None:
 
 @pytest.mark.parametrize(
     ("lora", "what"),
-    [("targets=q_proj", "q_proj"), ("targets=c_fc+typo", "typo"), ("targets=ln_1", "ln_1")],
+    [
+        ("targets=q_proj", "q_proj"),
+        ("targets=c_fc+typo", "typo"),
+        ("targets=ln_1", "ln_1"),
+        ("train=top", "top"),
+    ],
 )
 def test_targets_that_cannot_be_adapted_are_named(tmp_path: Path, lora: str, what: str) -> None:
     with pytest.raises(LocalError) as caught:

@@ -139,7 +139,8 @@ def create_run(
             tell=tell,
         )
         if adapters:
-            tell(f"adapted layers: {adapt(own.module, adapters)}; everything else is frozen")
+            task_of_it = own.task if own.part == "" else None
+            tell(f"adapted layers: {adapt(own.module, adapters, task_of_it)}; everything else is frozen")
         wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
         tell("reading the first samples")
         source = source_of(author, reading, wanted, own.tokenizer, own.module, own.task, training)

@@ -136,7 +136,8 @@ def _with_weights(run: RunDirectory, weights: Mapping[str, Tensor]) -> nn.Module
     own, author = kept.has_model, run.author()
     model: nn.Module = kept.model() if own else build_model(author.model, run.manifest.seed)
     if author.lora is not None:
-        adapt(model, LoraSettings.parse(author.lora))
+        task = Task(author.task) if author.task and author.part == "" else None
+        adapt(model, LoraSettings.parse(author.lora), task)
     try:
         if own:
             weights = original_names(weights, _part(run))

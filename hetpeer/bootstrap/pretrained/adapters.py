@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.bootstrap.pretrained.formats import Dtype
+from hetpeer.bootstrap.pretrained.load import POOLER
 from hetpeer.bootstrap.pretrained.source import ModelSource
-from hetpeer.bootstrap.pretrained.tasks import Task
+from hetpeer.bootstrap.pretrained.tasks import HEADS, Task
 from hetpeer.bootstrap.pretrained.written import not_exported
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.bootstrap.samples.record import not_installed
@@ -30,6 +31,8 @@ ALL_LINEAR = "all-linear"
 SYNTAX = "--lora r=16,alpha=32,targets=all-linear,dropout=0.05, and ,dora for DoRA"
 TASKS: Mapping[Task, str] = {Task.CAUSAL_LM: "CAUSAL_LM", Task.SEQ2SEQ: "SEQ_2_SEQ_LM"}
 """Task → peft's name for it, for tasks whose head is frozen in peft, too."""
+TRAINED = "modules_to_save.default"
+"""Part of the names in a module that is trained whole."""
 SHOWN = 8
 """Names of layers in an error."""
 
@@ -49,6 +52,8 @@ class LoraSettings:
     """Names of layers, or the ends of their names."""
     dropout: float = 0.0
     dora: bool = False
+    train: tuple[str, ...] = ()
+    """Names, or their ends, of modules that are trained whole instead of being frozen."""
 
     @classmethod
     def parse(cls, text: str) -> LoraSettings:
@@ -93,6 +98,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "targets": _names,
     "dropout": _share,
     "dora": lambda _: True,
+    "train": _names,
 }
 """Setting → how its text is read; raises ValueError."""
 
@@ -103,11 +109,12 @@ def _invalid(why: str) -> LocalError:
     )
 
 
-def adapt(model: nn.Module, settings: LoraSettings) -> int:
+def adapt(model: nn.Module, settings: LoraSettings, task: Task | None = None) -> int:
     """Put adapters into `model` and freeze everything else; returns the number of adapted layers.
 
-    Their first values are torch's next random numbers. Raises `LocalError` HP-RUN-001 if no layer has a
-    target's name or peft refuses one, HP-SYS-006 without peft.
+    `task`: that of a model of transformers, whose new head for it is trained whole. Adapters begin with
+    torch's next random numbers. Raises `LocalError` HP-RUN-001 if no layer has a target's name or peft
+    refuses one, HP-SYS-006 without peft.
     """
     try:
         import peft
@@ -121,6 +128,7 @@ def adapt(model: nn.Module, settings: LoraSettings) -> int:
         target_modules=_layers(model, settings.targets, linear),
         lora_dropout=settings.dropout,
         use_dora=settings.dora,
+        modules_to_save=[*_layers(model, settings.train, linear), *_heads(model, task)] or None,
     )
     try:
         with warnings.catch_warnings():
@@ -129,6 +137,16 @@ def adapt(model: nn.Module, settings: LoraSettings) -> int:
     except ValueError as error:  # a layer of a kind that peft does not know
         raise _no_layer(settings.targets, str(error).strip().splitlines()[0], linear) from error
     return sum(isinstance(module, BaseTunerLayer) for module in model.modules())
+
+
+def _heads(model: nn.Module, task: Task | None) -> list[str]:
+    """Names of the parts of a model of transformers that a checkpoint of another task does not have."""
+    if task not in HEADS:
+        return []
+    body = getattr(model, "base_model_prefix", None)
+    ends = [name for name, module in model.named_children() if name != body and [*module.parameters()]]
+    poolers = [name for name, _ in model.named_modules() if name.rpartition(".")[2] == POOLER]
+    return [*ends, *poolers] if body else []
 
 
 def _layers(model: nn.Module, targets: Sequence[str], linear: Sequence[str]) -> list[str]:
@@ -218,7 +236,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
                 )
             module.merge()
     return {
-        name.replace(".base_layer.", "."): tensor
+        name.replace(".base_layer.", ".").replace(f".{TRAINED}.", "."): tensor
         for name, tensor in model.state_dict().items()
-        if ".lora_" not in name
+        if ".lora_" not in name and ".original_module." not in name
     }
