@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 import transformers
+from pyarrow.parquet import write_table
 from safetensors.torch import load_file, save_file
 
 from hetpeer.bootstrap.authoring.create import create_run
@@ -119,10 +122,68 @@ def test_other_tasks_take_their_arrays_from_a_function(
         assert any("new, and random at the start" in line for line in said)
 
 
+@pytest.mark.parametrize("suffix", [".csv", pytest.param(".parquet", marks=pytest.mark.proof)])
+def test_texts_with_classes(tmp_path: Path, suffix: str) -> None:
+    labels = [number % 3 for number in range(len(TEXTS))]
+    run = made(
+        tmp_path,
+        bert(tmp_path / "model"),
+        labelled_texts(tmp_path / f"a{suffix}", "label", labels),
+        task=Task.SEQUENCE_CLASSIFICATION,
+        classes=3,
+        sequence_length=16,
+    )
+    arrays = arrays_of(run)
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    expected = {tuple(own(text)["input_ids"][:16]): label for text, label in zip(TEXTS, labels, strict=True)}
+    assert sorted(arrays) == ["attention_mask", "input_ids", "labels"]
+    for ids, mask, label in zip(
+        *(arrays[name] for name in ("input_ids", "attention_mask", "labels")), strict=True
+    ):
+        assert expected[tuple(ids[mask == 1])] == label
+
+
+def test_texts_with_answers(tmp_path: Path) -> None:
+    data = labelled_texts(tmp_path / "a.jsonl", "summary", [text.upper() for text in TEXTS])
+    reading = DataOptions(label_field="summary")
+    run = made(tmp_path, t5(tmp_path / "model"), data, reading=reading, sequence_length=128)
+    arrays = arrays_of(run)
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    for ids, mask, labels in zip(
+        *(arrays[name] for name in ("input_ids", "attention_mask", "labels")), strict=True
+    ):
+        assert own.decode(ids[mask == 1]).upper() == own.decode(labels[labels != IGNORED])
+
+
+def labelled_texts(path: Path, field: str, labels: list[Any]) -> Path:
+    """TEXTS in a file with a second field."""
+    rows = [{"text": text, field: label} for text, label in zip(TEXTS, labels, strict=True)]
+    match path.suffix:
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".csv":
+            with path.open("w", newline="") as file:
+                csv.writer(file).writerows([("text", field), *(row.values() for row in rows)])
+        case _:
+            write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_labels_that_are_missing_or_no_class(tmp_path: Path) -> None:
+    folder = bert(tmp_path / "model")
+    task: dict[str, Any] = {"task": Task.SEQUENCE_CLASSIFICATION}
+    error = refused(tmp_path, "HP-DATA-008", folder, **task)
+    assert "it has no field 'label'; its fields: id, text" in error.why
+    reading = DataOptions(label_field="text")
+    error = refused(tmp_path, "HP-DATA-008", folder, reading=reading, **task)
+    assert "is no class" in error.why
+    assert "LABEL_0, LABEL_1" in error.fix
+
+
 def test_texts_are_no_samples_of_every_task(tmp_path: Path) -> None:
-    error = refused(tmp_path, "HP-MODEL-013", t5(tmp_path / "model"))
-    assert "cannot make samples for seq2seq" in error.what
-    assert "input_ids, attention_mask and labels" in error.fix
+    error = refused(tmp_path, "HP-MODEL-013", vit(tmp_path / "model"))
+    assert "cannot make samples for image-classification" in error.what
+    assert "pixel_values and labels" in error.fix
 
 
 def refused(tmp_path: Path, code: str, model: Path | str, **arguments: Any) -> LocalError:

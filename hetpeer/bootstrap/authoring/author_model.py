@@ -12,7 +12,7 @@ from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.pretrained import load
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.source import ModelSource, is_named
-from hetpeer.bootstrap.pretrained.tasks import OF_TEXTS, Task
+from hetpeer.bootstrap.pretrained.tasks import LABEL_FIELDS, OF_TEXTS, Task
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer, unusable_tokenizer
 from hetpeer.dht.base.errors import LocalError
@@ -60,6 +60,8 @@ def author_model(
         tokenizer = tokenizer or _own_tokenizer(source, task, author.data)
     part, model = load.pretrained_part(module) or (None, None)
     if model is not None:
+        if tokenizer and getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = tokenizer.pad  # a classifier finds the end of a text by it
         kept.keep_model(model, source)
         load.without_cache(module)
         if tokenizer:
@@ -83,7 +85,7 @@ def built_again(run: RunDirectory) -> nn.Module:
 
 def _own_tokenizer(source: ModelSource, task: Task, data: Sequence[str]) -> Tokenizer | None:
     """The tokenizer beside the model. Raises `LocalError` HP-DATA-009 if texts need one and there is none."""
-    needed = task in OF_TEXTS and not is_function(data)
+    needed = (task in OF_TEXTS or task in LABEL_FIELDS) and not is_function(data)
     try:
         if source.has_tokenizer:
             return Tokenizer(source.folder or source.name, source.revision)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.authoring.data_fit import not_apart
 from hetpeer.bootstrap.authoring.user_code import DATA, absolute_reference, author_samples
-from hetpeer.bootstrap.pretrained.tasks import ARRAYS, OF_TEXTS, Task
+from hetpeer.bootstrap.pretrained.tasks import ARRAYS, LABEL_FIELDS, OF_TEXTS, Task
 from hetpeer.bootstrap.run.run_directory import Author
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.samples.formats import DataFile, Format, data_files
+from hetpeer.bootstrap.samples.labelled import answers, classes
 from hetpeer.bootstrap.samples.packing import IDS, POSITIONS
 from hetpeer.bootstrap.samples.record import Progress
 from hetpeer.bootstrap.samples.source import (
@@ -25,6 +26,7 @@ from hetpeer.bootstrap.samples.source import (
     Wanted,
     enough,
     tokenized,
+    with_labels,
 )
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -44,6 +46,8 @@ class DataOptions:
 
     text_field: str | None = None
     """Field of a record that holds a text or the messages of a chat; None: `text`, or else `messages`."""
+    label_field: str | None = None
+    """Field with the class or the answer of a text; None: LABEL_FIELDS."""
     tokenizer: Path | None = None
     """Folder or tokenizer.json; None: bytes are the tokens."""
     max_samples: int | None = None
@@ -111,6 +115,8 @@ def _source(
     files = data_files(map(Path, data), wanted.tell) or [
         DataFile(path, Format.TEXT) for path in ([] if data else python_standard_library_paths())
     ]
+    if task in LABEL_FIELDS and tokenizer is not None:
+        return _labelled(files, options, wanted, tokenizer, model, task)
     if task not in OF_TEXTS:
         raise _needs_function(task, f"a text or chat alone is no sample of {task}")
     if tokenizer is None:
@@ -131,6 +137,25 @@ def _source(
         masked=masked,
         takes=names.__contains__,
     )
+
+
+def _labelled(
+    files: Sequence[DataFile],
+    options: DataOptions,
+    wanted: Wanted,
+    tokenizer: Tokenizer,
+    model: nn.Module,
+    task: Task,
+) -> Source:
+    """Samples of records that have a text and a label."""
+    if options.packed:
+        raise not_apart(f"each sample of {task} is one text")
+    if task is Task.SEQ2SEQ:
+        labels = answers(tokenizer, wanted.length)
+    else:
+        labels = classes(getattr(getattr(model, "config", None), "label2id", None) or {})
+    fields = options.text_field, options.label_field or LABEL_FIELDS[task]
+    return with_labels(files, fields, tokenizer, wanted, labels)
 
 
 class WithEvaluation:
@@ -191,6 +216,7 @@ def _check_options(options: DataOptions, where: str) -> None:
     given = {"--tokenizer": options.tokenizer is not None, "--packed": options.packed}
     if "function" in where:
         given["--text-field"] = options.text_field is not None
+        given["--label-field"] = options.label_field is not None
     wrong = [name for name, is_given in given.items() if is_given]
     if wrong:
         raise LocalError(

@@ -37,5 +37,7 @@ ARRAYS: Mapping[Task, str] = {
 """Task → arrays of a sample."""
 OF_TEXTS = (Task.CAUSAL_LM, Task.MASKED_LM)
 """Tasks whose samples are made of texts and chats alone."""
+LABEL_FIELDS: Mapping[Task, str] = {Task.SEQUENCE_CLASSIFICATION: "label", Task.SEQ2SEQ: "target"}
+"""Tasks whose samples are made of records with a text and a label → the usual name of the label's field."""
 HEADS = (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 """Tasks whose last layer depends on the classes: it begins at random if the checkpoint has none."""

@@ -5,17 +5,27 @@ The only module that imports pyarrow and datasets, which belong to the extra `hf
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from hetpeer.bootstrap.samples.record import Progress, Record, bad_record, chosen_field, not_installed
+from hetpeer.bootstrap.samples.record import (
+    Progress,
+    Record,
+    bad_record,
+    chosen_field,
+    label_of,
+    not_installed,
+)
 from hetpeer.dht.base.errors import LocalError
 
 ROWS = 256
 """Rows in memory at a time."""
 
 
-def parquet_records(path: Path, size: int, asked: str | None, progress: Progress) -> Iterator[Record]:
+def parquet_records(
+    path: Path, size: int, asked: str | None, progress: Progress, label: str | None = None
+) -> Iterator[Record]:
     """One record for each row; `size`: bytes of the file.
 
     Raises `LocalError` HP-DATA-008 if the file is damaged or lacks the field.
@@ -29,17 +39,18 @@ def parquet_records(path: Path, size: int, asked: str | None, progress: Progress
     try:
         with ParquetFile(path, pre_buffer=False) as file:
             rows = file.metadata.num_rows
-            name = chosen_field(file.schema_arrow.names, asked, f"row 1 of {path}")
-            for batch in file.iter_batches(ROWS, columns=[name]):
-                for number, content in enumerate(batch.column(name).to_pylist(), row + 1):
-                    yield Record(f"row {number} of {path}", content)
+            columns = _columns(file.schema_arrow.names, asked, label, path)
+            for batch in file.iter_batches(ROWS, columns=columns):
+                yield from _rows(batch, columns, row, path)
                 row += len(batch)
                 progress.read += size * len(batch) // rows
     except (ArrowException, OSError) as error:
         raise _damaged(path, error, "parquet file") from error
 
 
-def dataset_records(path: Path, size: int, asked: str | None, progress: Progress) -> Iterator[Record]:
+def dataset_records(
+    path: Path, size: int, asked: str | None, progress: Progress, label: str | None = None
+) -> Iterator[Record]:
     """One record for each row of the split `train`, or of the only split there is.
 
     Raises `LocalError` HP-DATA-008 if the folder is damaged, has several other splits, or lacks the field.
@@ -59,17 +70,31 @@ def dataset_records(path: Path, size: int, asked: str | None, progress: Progress
                     "give the folder of one split",
                 )
             found = found["train"] if "train" in found else next(iter(found.values()))
-        name = chosen_field(found.column_names, asked, f"row 1 of {path}")
+        columns = _columns(found.column_names, asked, label, path)
         row = 0
-        for table in found.select_columns([name]).with_format("arrow").iter(ROWS):
-            for number, content in enumerate(table.column(name).to_pylist(), row + 1):
-                yield Record(f"row {number} of {path}", content)
+        for table in found.select_columns(columns).with_format("arrow").iter(ROWS):
+            yield from _rows(table, columns, row, path)
             row += len(table)
             progress.read += size * len(table) // len(found)
     except IndexError:
         return  # what `load_from_disk` raises for a set without rows
     except (ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error, "folder of datasets") from error
+
+
+def _columns(names: Collection[str], asked: str | None, label: str | None, path: Path) -> list[str]:
+    """The columns to read: that of the text, and that of the label if one is asked for."""
+    where = f"row 1 of {path}"
+    name = chosen_field(names, asked, where)
+    label_of(dict.fromkeys(names), label, where)
+    return [name] if label is None else [name, label]
+
+
+def _rows(table: Any, columns: Sequence[str], before: int, path: Path) -> Iterator[Record]:
+    """Records of a batch of rows; `before`: rows of earlier batches."""
+    contents = [table.column(name).to_pylist() for name in columns]
+    for number, row in enumerate(zip(*contents, strict=True), before + 1):
+        yield Record(f"row {number} of {path}", *row)
 
 
 def _damaged(path: Path, error: Exception, kind: str) -> LocalError:

@@ -16,10 +16,20 @@ BATCH_CHARACTERS, BATCH_RECORDS = 2**20, 1024
 """Most that is tokenized at once."""
 
 
-def records(files: Iterable[DataFile], asked: str | None, progress: Progress) -> Iterator[Record]:
-    """All records of `files`, in order. `asked`: the field that is read; None: `text`, or else `messages`."""
+def records(
+    files: Iterable[DataFile], asked: str | None, progress: Progress, label: str | None = None
+) -> Iterator[Record]:
+    """All records of `files`, in order. `asked`: the field that is read; None: `text`, or else `messages`.
+
+    `label`: the field of the label; None: records have none. Raises `LocalError` HP-DATA-008.
+    """
     for file in files:
-        yield from _reader(file, asked)(progress=progress)
+        if label is not None and file.format is Format.TEXT:
+            raise bad_record(
+                str(file.path), "a text has no fields, and so no label", "give .jsonl, .csv or .parquet"
+            )
+        labelled = {} if label is None else {"label": label}
+        yield from _reader(file, asked)(progress=progress, **labelled)
 
 
 def texts(found: Iterable[Record]) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from hetpeer.bootstrap.samples.record import Progress, Record, bad_record, chosen_field
+from hetpeer.bootstrap.samples.record import Progress, Record, bad_record, chosen_field, label_of
 
 MOST_LINE = 2**26
 """Bytes of the longest line of a jsonl file, and characters of the longest field of a csv file."""
@@ -28,7 +28,9 @@ def text_records(path: Path, progress: Progress) -> Iterator[Record]:
                 raise bad_record(str(path), "it is no UTF-8 text", "convert it to UTF-8") from error
 
 
-def jsonl_records(path: Path, asked: str | None, progress: Progress) -> Iterator[Record]:
+def jsonl_records(
+    path: Path, asked: str | None, progress: Progress, label: str | None = None
+) -> Iterator[Record]:
     """One record for each line that is not blank. Raises `LocalError` HP-DATA-008, which names the line."""
     name = None
     with path.open("rb") as file:
@@ -46,10 +48,12 @@ def jsonl_records(path: Path, asked: str | None, progress: Progress) -> Iterator
             if not isinstance(fields, dict):
                 raise bad_record(where, f"it is a JSON {type(fields).__name__}, not an object with fields")
             name = chosen_field(fields, name or asked, where)
-            yield Record(where, fields[name])
+            yield Record(where, fields[name], label_of(fields, label, where))
 
 
-def csv_records(path: Path, asked: str | None, progress: Progress, delimiter: str) -> Iterator[Record]:
+def csv_records(
+    path: Path, asked: str | None, progress: Progress, delimiter: str, label: str | None = None
+) -> Iterator[Record]:
     """One record for each row below the header. Raises `LocalError` HP-DATA-008, which names the line."""
     csv.field_size_limit(MOST_LINE)
     with path.open("rb") as file:
@@ -64,7 +68,8 @@ def csv_records(path: Path, asked: str | None, progress: Progress, delimiter: st
                 if row and len(row) != len(header):
                     raise bad_record(where, f"it has {len(row)} fields, and the header has {len(header)}")
                 if row:
-                    yield Record(where, row[header.index(name)])
+                    fields = dict(zip(header, row, strict=True))
+                    yield Record(where, fields[name], label_of(fields, label, where))
         except csv.Error as error:
             raise bad_record(f"line {rows.line_num} of {path}", f"it is no CSV: {error}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ class Record:
 
     where: str
     content: Any
+    label: Any = None
+    """Content of the field with the label, if one was asked for."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,16 @@ def chosen_field(names: Collection[str], asked: str | None, where: str) -> str:
             where, f"it has no field {wanted}; its fields: {there}", "name the field with --text-field"
         )
     return found
+
+
+def label_of(fields: Mapping[str, Any], label: str | None, where: str) -> Any:
+    """Content of the field `label`; None if none is asked for. Raises `LocalError` HP-DATA-008 without it."""
+    if label is not None and label not in fields:
+        there = ", ".join([*fields][:SHOWN]) or "none"
+        raise bad_record(
+            where, f"it has no field {label!r}; its fields: {there}", "name the field with --label-field"
+        )
+    return None if label is None else fields[label]
 
 
 def bad_record(where: str, why: str, fix: str = "mend the file, or leave the record out") -> LocalError:

@@ -17,6 +17,7 @@ import numpy as np
 
 from hetpeer.bootstrap.samples.documents import documents, records, texts
 from hetpeer.bootstrap.samples.formats import DataFile, Format
+from hetpeer.bootstrap.samples.labelled import Labels, labelled
 from hetpeer.bootstrap.samples.masking import hidden
 from hetpeer.bootstrap.samples.packing import packed, padded, pieces, shifted
 from hetpeer.bootstrap.samples.record import Progress
@@ -153,6 +154,19 @@ def tokenized(
     needed = {"input_ids", "labels", "tokens", "targets"}
     kept = ({n: a for n, a in sample.items() if n in needed or takes(n)} for sample in samples)
     return SampleSource(kept, "the data makes", wanted, progress)
+
+
+def with_labels(
+    files: Sequence[DataFile],
+    fields: tuple[str | None, str],
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    labels: Labels,
+) -> SampleSource:
+    """One sample for each record that has a text and a label; `fields`: their names."""
+    progress = Progress(wanted.tell, total=sum(file.bytes for file in files))
+    samples = labelled(records(files, fields[0], progress, fields[1]), tokenizer, wanted.length, labels)
+    return SampleSource(samples, "the data makes", wanted, progress)
 
 
 def enough(

@@ -105,6 +105,13 @@ class Tokenizer:
         for ids in self._tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]:
             yield Document(ids if end is None or ids[-1:] == [end] else [*ids, end])
 
+    def whole(self, texts: Sequence[str], length: int) -> list[list[int]]:
+        """Ids of each text with the special tokens that the model expects, cut to `length`."""
+        found: list[list[int]] = self._tokenizer(
+            texts, return_attention_mask=False, truncation=True, max_length=length, verbose=False
+        )["input_ids"]
+        return found
+
     def chats(self, chats: Sequence[tuple[str, Sequence[Message]]]) -> Iterator[Document]:
         """Documents of chats, each a place and its messages; only the assistant's words are targets.
 

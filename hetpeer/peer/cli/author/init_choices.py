@@ -55,6 +55,22 @@ TextFieldOption = Annotated[
         help="Field of a record with its text or chat messages (default: text, or else messages).",
     ),
 ]
+LabelFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Field with a text's class (sequence-classification; default: label) or with the text that is "
+        "its answer (seq2seq; default: target).",
+    ),
+]
+PackedOption = Annotated[
+    bool,
+    typer.Option(
+        "--packed",
+        help="With a tokenizer: several documents in a sample, which do not see each other, instead of "
+        "padding.",
+    ),
+]
 TokenizerOption = Annotated[
     Path | None,
     typer.Option(

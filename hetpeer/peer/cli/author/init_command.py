@@ -14,9 +14,11 @@ from hetpeer.peer.cli.author.init_choices import (
     DataOption,
     EvalDataOption,
     FrozenDtype,
+    LabelFieldOption,
     Mode,
     ModelOption,
     OnBadSample,
+    PackedOption,
     Shape,
     TaskOption,
     TextFieldOption,
@@ -35,15 +37,9 @@ def init(
     data: DataOption = None,
     eval_data: EvalDataOption = None,
     text_field: TextFieldOption = None,
+    label_field: LabelFieldOption = None,
     tokenizer: TokenizerOption = None,
-    packed: Annotated[
-        bool,
-        typer.Option(
-            "--packed",
-            help="With a tokenizer: several documents in a sample, which do not see each other, instead of "
-            "padding.",
-        ),
-    ] = False,
+    packed: PackedOption = False,
     max_samples: Annotated[
         int | None,
         typer.Option(
@@ -67,6 +63,7 @@ def init(
     ] = None,
     frozen_dtype: Annotated[
         FrozenDtype,
+        LabelFieldOption,
         typer.Option(help="Form in which frozen parameters are sent, and kept on volunteers' devices."),
     ] = FrozenDtype.FLOAT32,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
@@ -362,6 +359,7 @@ def init(
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     options = DataOptions(
         text_field=text_field,
+        label_field=label_field,
         tokenizer=tokenizer,
         max_samples=max_samples,
         packed=packed,
