@@ -51,7 +51,9 @@ def check_vocabulary(model: nn.Module, example: Arrays, vocabulary: int, tokeniz
     """Raises `LocalError` HP-DATA-009 if the model fails on the tokenizer's largest id, `vocabulary` - 1."""
     tokens, labels = (IDS, LABELS) if IDS in example else (TOKENS, TARGETS)
     ids = np.zeros_like(example[tokens])
-    fitting = {**example, tokens: ids, labels: np.where(example[labels] == IGNORED, IGNORED, ids)}
+    fitting = {**example, tokens: ids}
+    if example[labels].shape == ids.shape:  # else these are classes
+        fitting[labels] = np.where(example[labels] == IGNORED, IGNORED, ids)
     largest = ids.copy()
     largest[:, -1] = vocabulary - 1
     why = _failure(model, fitting, {**fitting, tokens: largest})

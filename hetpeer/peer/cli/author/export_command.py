@@ -49,9 +49,9 @@ def export(
         typer.Option("--best", help="Take the checkpoint with the lowest held-out loss instead."),
     ] = False,
 ) -> None:
-    """Write the weights of the newest checkpoint, also while the run goes on.
+    """Write the weights of the newest checkpoint.
 
-    They have their original names. A folder has the tokenizer, too, and a model card.
+    They have their original names. A folder has the tokenizer and a model card, too. The run may be going on.
     """
     from hetpeer.bootstrap.authoring.export import export as run_export
     from hetpeer.bootstrap.authoring.follow_run import checkpoints
