@@ -121,7 +121,8 @@ def not_apart(why: str) -> LocalError:
         "HP-DATA-011",
         "the model does not keep packed documents apart",
         why=why,
-        fix="leave --packed out, or let attention respect position_ids, which begin at 0 with each document",
+        fix="leave --packed out, or let attention respect position_ids, which begin at 0 with each document "
+        "(a model of transformers does with use_cache=False in its config)",
         exit_code=ExitCode.CONFIG,
     )
 
