@@ -31,7 +31,7 @@ from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.examples.digits import data as digits

@@ -27,8 +27,8 @@ from benchmarks.swarm import running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import export
 from hetpeer.bootstrap.authoring.user_code import build_model, with_loss
+from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 

@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import load_file
 
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import current_model, export
-from hetpeer.bootstrap.authoring.generate import generate
 from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt, linear_layers, merged_weights
 from hetpeer.bootstrap.pretrained.formats import Format
 from hetpeer.bootstrap.pretrained.tasks import Task
+from hetpeer.bootstrap.results.export import current_model, export
+from hetpeer.bootstrap.results.generate import generate
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest

@@ -9,8 +9,8 @@ import torch
 from safetensors.numpy import load_file
 
 from hetpeer.bootstrap.authoring.create import create_run, name_of
-from hetpeer.bootstrap.authoring.export import export
 from hetpeer.bootstrap.authoring.user_code import build_model
+from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity

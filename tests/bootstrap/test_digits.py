@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import export
-from hetpeer.bootstrap.authoring.generate import generate
 from hetpeer.bootstrap.authoring.user_code import build_model
+from hetpeer.bootstrap.results.export import export
+from hetpeer.bootstrap.results.generate import generate
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity

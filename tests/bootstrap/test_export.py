@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hetpeer.bootstrap.authoring.export import export
-from hetpeer.bootstrap.authoring.generate import BYTES, _logits, generate
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.results.export import export
+from hetpeer.bootstrap.results.generate import BYTES, _logits, generate
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from tests.bootstrap.engine import make_frozen_run, rewrite_log

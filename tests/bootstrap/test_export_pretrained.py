@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import current_model, export
-from hetpeer.bootstrap.authoring.follow_run import checkpoints
-from hetpeer.bootstrap.authoring.generate import Writer, generate
 from hetpeer.bootstrap.authoring.run_data import DataOptions
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.bootstrap.pretrained.formats import Dtype, Format
+from hetpeer.bootstrap.results.export import current_model, export
+from hetpeer.bootstrap.results.follow_run import checkpoints
+from hetpeer.bootstrap.results.generate import Writer, generate
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity

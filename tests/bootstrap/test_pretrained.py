@@ -16,11 +16,11 @@ from pyarrow.parquet import write_table
 from safetensors.torch import load_file, save_file
 
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import export
 from hetpeer.bootstrap.authoring.run_data import DataOptions
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.source import ModelSource
 from hetpeer.bootstrap.pretrained.tasks import Task
+from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.extremes import IGNORED

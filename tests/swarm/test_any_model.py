@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
-from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.swarm import Swarm, resign
 

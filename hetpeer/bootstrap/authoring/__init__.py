@@ -1,1 +1,1 @@
-"""The author's side: create a run, package the model, export the result."""
+"""The author's side: create a run, package the model."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.audit.replay_result import Replay
-from hetpeer.bootstrap.authoring.export import export
-from hetpeer.bootstrap.authoring.generate import generate
 from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.results.export import export
+from hetpeer.bootstrap.results.generate import generate
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.identity.peer_identity import Identity

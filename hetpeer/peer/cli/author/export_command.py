@@ -1,4 +1,4 @@
-"""`hetpeer export`: the trained weights. The work is done in bootstrap/authoring."""
+"""`hetpeer export`: the trained weights. The work is done in bootstrap/results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetpeer.bootstrap.pretrained.formats import Dtype, Format
 from hetpeer.peer.cli.options import RunDir
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.authoring.export import ExportedWeights
+    from hetpeer.bootstrap.results.export import ExportedWeights
 
 
 def export(
@@ -53,8 +53,8 @@ def export(
 
     They have their original names. A folder has the tokenizer and a model card, too. The run may be going on.
     """
-    from hetpeer.bootstrap.authoring.export import export as run_export
-    from hetpeer.bootstrap.authoring.follow_run import checkpoints
+    from hetpeer.bootstrap.results.export import export as run_export
+    from hetpeer.bootstrap.results.follow_run import checkpoints
 
     if every is None:
         _tell(run_export(directory, out, form, dtype, best=best))

@@ -1,4 +1,4 @@
-"""`hetpeer generate` and `hetpeer chat`: text by the trained model. bootstrap/authoring does the work."""
+"""`hetpeer generate` and `hetpeer chat`: text by the trained model. bootstrap/results does the work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generate(
     seed: SeedOption = 0,
 ) -> None:
     """Continue a text with the trained model."""
-    from hetpeer.bootstrap.authoring.generate import Writer
+    from hetpeer.bootstrap.results.generate import Writer
 
     writer = Writer(directory)
     text = b"".join(writer.text(prompt, tokens=tokens, temperature=temperature, seed=seed))
@@ -43,7 +43,7 @@ def chat(
     Each line is a message, and the chat so far counts. Ctrl-D ends it. The model's tokenizer needs a chat
     template.
     """
-    from hetpeer.bootstrap.authoring.generate import Writer
+    from hetpeer.bootstrap.results.generate import Writer
 
     writer = Writer(directory)
     messages: list[dict[str, str]] = []

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hetpeer.bootstrap.authoring.export import current_model
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.load import can_write
+from hetpeer.bootstrap.results.export import current_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 from hetpeer.dht.base.errors import ExitCode, LocalError
