@@ -18,7 +18,7 @@ from hetpeer.bootstrap.storage.training_curve import (
     GroupedCurve,
     curve_points,
     learning_rate,
-    predicts_tokens,
+    tokens_in_sample,
 )
 from tests.amounts import examples
 from tests.bootstrap.curve_logs import LOGS, commit, evaluation, rollback
@@ -106,20 +106,27 @@ def test_the_learning_rate_is_that_of_the_update(fresh: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "predicts"),
+    ("shapes", "tokens"),
     [
-        ({"input_ids": (8,), "labels": (8,)}, True),
-        ({"tokens": (8,), "targets": (8,)}, True),
-        ({"input_ids": (8,), "labels": ()}, False),
-        ({"pixels": (3, 8, 8), "labels": ()}, False),
+        ({"input_ids": (8,), "labels": (8,)}, 8),
+        ({"tokens": (8,), "targets": (8,)}, 8),
+        ({"input_ids": (8,), "labels": ()}, None),
+        ({"pixels": (3, 8, 8), "labels": ()}, None),
     ],
 )
 def test_only_where_each_token_has_a_target_there_is_a_perplexity(
-    fresh: RunDirectory, shapes: dict[str, tuple[int, ...]], predicts: bool
+    fresh: RunDirectory, shapes: dict[str, tuple[int, ...]], tokens: int | None
 ) -> None:
     array = next(iter(fresh.manifest.data.sample.values()))
     sample = {name: array.model_copy(update={"shape": shape}) for name, shape in shapes.items()}
-    assert predicts_tokens(fresh.manifest.data.model_copy(update={"sample": sample})) is predicts
+    data = fresh.manifest.data.model_copy(update={"kind": "arrays", "sample": sample})
+    assert tokens_in_sample(data) == tokens
+    points = CurvePoints(fresh.manifest.model_copy(update={"data": data}))
+    assert ("perplexity" in points.of(evaluation(0))) is (tokens is not None)
+    speed = points.of({**commit(0), "seconds": 2.0})
+    samples = fresh.manifest.training.batch_size / 2.0
+    assert speed.get("tokens_per_second") == (tokens and samples * tokens)
+    assert speed.get("samples_per_second") == (samples if tokens is None else None)
 
 
 def test_an_export_has_an_evaluation_before_the_step_that_begins_there(fresh: RunDirectory) -> None:

@@ -1,5 +1,6 @@
 """Clusters of real processes that train batches of their own and average (mode `grouped`)."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,10 @@ def all_batches_once(swarm: Swarm) -> None:
     assert (sum(told.used.values()), told.waiting, told.silent) == (verdict.counted, 0, 0)
     losses = [record["loss"] for record in swarm.records("evaluation")]
     assert losses[-1] < losses[0]
+    lines = [json.loads(line) for line in swarm.run.metrics_path.read_text().splitlines()]
+    batches = [line["batch"] for line in lines if line["kind"] == "step"]
+    assert sorted(batches) == [*range(swarm.run.manifest.training.steps)], "the written curve has each once"
+    assert lines[-1]["kind"] == "evaluation"
 
 
 async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(swarm: Swarm) -> None:

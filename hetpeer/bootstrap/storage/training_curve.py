@@ -33,13 +33,16 @@ def learning_rate(training: TrainingSettings, batch: int) -> float:
     return training.learning_rate * factor(training.schedule, batch + 1)
 
 
-def predicts_tokens(data: DataSettings) -> bool:
-    """Whether each token of a sample has a target, so that e^loss is a perplexity."""
+def tokens_in_sample(data: DataSettings) -> int | None:
+    """Tokens of a sample, padding included, if each has a target; None for other samples.
+
+    With targets for all tokens e^loss is a perplexity.
+    """
     shapes = {name: array.shape for name, array in data.sample.items()}
-    return any(
-        len(shapes.get(tokens, ())) == 1 and shapes[tokens] == shapes.get(targets)
-        for tokens, targets in PREDICTED
-    )
+    for tokens, targets in PREDICTED:
+        if len(shapes.get(tokens, ())) == 1 and shapes[tokens] == shapes.get(targets):
+            return shapes[tokens][0]
+    return None
 
 
 class CurvePoints:
@@ -47,9 +50,8 @@ class CurvePoints:
 
     def __init__(self, manifest: Manifest) -> None:
         self._training = manifest.training
-        self._per_sample = manifest.data.tokens_per_sample
-        self._speed = "tokens_per_second" if manifest.data.kind == "text" else "samples_per_second"
-        self._predicts_tokens = predicts_tokens(manifest.data)
+        self._tokens = tokens_in_sample(manifest.data)
+        self._speed = "samples_per_second" if self._tokens is None else "tokens_per_second"
 
     def of(self, record: Record) -> dict[str, Any]:
         """The point of a commit or of an evaluation."""
@@ -63,13 +65,13 @@ class CurvePoints:
         if record.get("seconds"):
             skipped = sum(map(self._training.samples_of, record.get("skipped", ())))
             samples = self._training.batch_size - skipped
-            found[self._speed] = samples * self._per_sample / record["seconds"]
+            found[self._speed] = samples * (self._tokens or 1) / record["seconds"]
         if "squares" in record:
             found["block_norms"] = [float(f"{math.sqrt(square):.6g}") for square in record["squares"]]
         return found
 
     def _of_evaluation(self, record: Record) -> dict[str, Any]:
-        if self._predicts_tokens and record["loss"] < LARGEST_LOSS:
+        if self._tokens is not None and record["loss"] < LARGEST_LOSS:
             return {"perplexity": math.exp(record["loss"])}
         return {}
 
