@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from hetpeer.bootstrap.authoring.equivalence import check_likeness
 from hetpeer.stages.graph.chunked_loss import LINEAR_LOSS, linear_cross_entropy
-from hetpeer.stages.tracing import large_losses
 from hetpeer.stages.tracing.counted_targets import counted_targets
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
+from hetpeer.stages.tracing.passes import large_losses
 from hetpeer.stages.tracing.trace import OpDag, trace
 from hetpeer.stages.worker.memory_footprint import footprint
 

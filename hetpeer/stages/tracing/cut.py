@@ -21,8 +21,7 @@ import numpy as np
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.tracing.assemble import ComputeMode, make_block
-from hetpeer.stages.tracing.glue import why_together
-from hetpeer.stages.tracing.operator_line import OperatorLine, Range
+from hetpeer.stages.tracing.operator_line import OperatorLine, Range, why_together
 from hetpeer.stages.tracing.trace import OpDag
 
 _log = logging.getLogger(__name__)

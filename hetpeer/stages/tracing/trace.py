@@ -19,10 +19,10 @@ from hetpeer.stages.graph.block_spec import BATCH_NORM, Batch, OperatorCall, Ten
 from hetpeer.stages.graph.graph_cost import gradient_reach, measure
 from hetpeer.stages.graph.own_operators import is_one_value
 from hetpeer.stages.tracing.capture import capture
-from hetpeer.stages.tracing.causal_masks import with_causal_flag
 from hetpeer.stages.tracing.draws import read_numbers
-from hetpeer.stages.tracing.large_losses import without_logits
-from hetpeer.stages.tracing.recurrent_layers import split_layers
+from hetpeer.stages.tracing.passes.causal_masks import with_causal_flag
+from hetpeer.stages.tracing.passes.large_losses import without_logits
+from hetpeer.stages.tracing.passes.recurrent_layers import split_layers
 from hetpeer.stages.tracing.refusals import unfit, unsupported
 from hetpeer.stages.tracing.rewrite import Rewriter, describe_tensor
 
@@ -96,10 +96,10 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
     for node in exported.graph.nodes:
         if node.op == "call_function":
             rewriter.add(node)
-    split_layers(rewriter)
     loss = rewriter.name(_loss(exported))
     starts = dict(_starts(model, exported))
-    nodes = _needed(with_causal_flag(rewriter.nodes, rewriter.values, _constants(starts)), loss)
+    layered = split_layers(rewriter.nodes, rewriter.values, rewriter.lines)
+    nodes = _needed(with_causal_flag(layered, rewriter.values, _constants(starts)), loss)
     nodes = _needed(without_logits(nodes, rewriter.values, batch), loss)
     used = {name for node in nodes for name in node.references()}
     starts = {name: start for name, start in starts.items() if name in used}

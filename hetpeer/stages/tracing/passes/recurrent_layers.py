@@ -5,39 +5,44 @@ torch computes the layers one after the other as well, so the numbers stay the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetpeer.stages.graph.block_spec import Argument, OperatorCall, Ref, TensorSpec, Value
-from hetpeer.stages.tracing.rewrite import Rewriter
 
 RECURRENT = ("aten.lstm.input", "aten.gru.input")
 """[input, state, weights, bias, layers, dropout, train, both ways, batch first]; a GRU has one state."""
 CAT, GETITEM, SLICE = "aten.cat.default", "getitem", "aten.slice.Tensor"
 
 
-def split_layers(rewriter: Rewriter) -> None:
-    """Replace each recurrent call of several layers in `rewriter`, and what reads its results."""
+def split_layers(
+    nodes: Sequence[OperatorCall], values: MutableMapping[str, Value], lines: MutableMapping[str, str]
+) -> list[OperatorCall]:
+    """The calls, with each recurrent one of several layers replaced, and what reads its results.
+
+    `values` and `lines` get the specs and the author's lines of new calls.
+    """
     stacks: dict[str, _Stack] = {}
-    nodes: list[OperatorCall] = []
-    for node in rewriter.nodes:
+    result: list[OperatorCall] = []
+    for node in nodes:
         source = node.args[0] if node.args else None
         if node.op in RECURRENT and isinstance(node.args[4], int) and node.args[4] > 1:
-            stacks[node.name] = _Stack(rewriter, node)
-            nodes += stacks[node.name].layers()
+            stacks[node.name] = _Stack(node, values, lines)
+            result += stacks[node.name].layers()
         elif node.op == GETITEM and isinstance(source, Ref) and source.name in stacks:
-            nodes.append(stacks[source.name].part(node))
+            result.append(stacks[source.name].part(node))
         else:
-            nodes.append(node)
-    rewriter.nodes[:] = nodes
+            result.append(node)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
     """A recurrent call of several layers."""
 
-    rewriter: Rewriter
     call: OperatorCall
+    values: MutableMapping[str, Value]
+    lines: MutableMapping[str, str]
 
     @property
     def count(self) -> int:
@@ -49,7 +54,7 @@ class _Stack:
     @property
     def results(self) -> tuple[TensorSpec, ...]:
         """Specs of a layer's results: outputs, and its part of each last state."""
-        results = self.rewriter.values[self.call.name]
+        results = self.values[self.call.name]
         assert isinstance(results, tuple)
         outputs, *states = results
         ways = 2 if self.call.args[7] else 1
@@ -90,7 +95,7 @@ class _Stack:
         return f"{self.call.name}_layer_{layer}"
 
     def _made(self, name: str, op: str, args: Sequence[Argument], value: Value) -> OperatorCall:
-        """A new call, noted in the rewriter."""
-        self.rewriter.values[name] = value
-        self.rewriter.lines[name] = self.rewriter.lines[self.call.name]
+        """A new call, with its spec and its line."""
+        self.values[name] = value
+        self.lines[name] = self.lines[self.call.name]
         return OperatorCall(name=name, op=op, args=tuple(args), kwargs={})
