@@ -11,7 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hetpeer.bootstrap.authoring.user_code import build_model
-from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.record_log import Log, read_log
+from hetpeer.bootstrap.results import export as exporting
 from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.results.generate import BYTES, _logits, generate
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
@@ -97,6 +99,33 @@ def test_damaged_checkpoint_is_not_exported(trained: RunDirectory, tmp_path: Pat
     with pytest.raises(LocalError, match="HP-CKPT-001"):
         export(trained.path, tmp_path / "weights.safetensors")
     assert not (tmp_path / "weights.safetensors").exists()
+
+
+def test_files_that_a_newer_checkpoint_replaces_meanwhile(
+    trained: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on seals a checkpoint and drops the older one, just as that one is read."""
+    *_, newest = (record for record in read_log(trained.log_path) if record["kind"] == "checkpoint")
+    rewrite_log(trained, lambda records: records.remove(newest))
+    before = History.of(read_log(trained.log_path)).checkpoint_version
+    older = trained.state_path(trained.manifest.blocks[0])
+    if before:
+        older = next(trained.checkpoints.glob(f"v{before:08}-block-000-*"))
+    read = exporting._weights
+    versions: list[int] = []
+
+    def at_a_bad_moment(run: RunDirectory, record: Any) -> Any:
+        versions.append(record["version"])
+        if older.exists():
+            older.unlink()
+            log = Log.open(run.log_path)
+            log.append(newest)
+            log.close()
+        return read(run, record)
+
+    monkeypatch.setattr(exporting, "_weights", at_a_bad_moment)
+    assert export(trained.path, tmp_path / "weights.safetensors").version == 4
+    assert versions == [before, 4]
 
 
 def test_generation_is_the_models(trained: RunDirectory) -> None:

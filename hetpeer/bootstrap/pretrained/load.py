@@ -259,10 +259,8 @@ def _check_missing(
 @contextmanager
 def _library_errors(source: ModelSource) -> Iterator[None]:
     """Context that turns the many errors of transformers into HP-MODEL-012."""
-    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "httpx", "transformers")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # five retries of a hub that cannot be reached, and advice about tokens
     try:
         yield
     except LocalError:
@@ -270,8 +268,7 @@ def _library_errors(source: ModelSource) -> Iterator[None]:
     except Exception as error:
         raise not_loaded(source.reference, *_reason(source, error)) from error
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _reason(source: ModelSource, error: BaseException) -> tuple[str, str]:

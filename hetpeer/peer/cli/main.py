@@ -51,10 +51,7 @@ COMMANDS = {
     "init": ("author.init_command:init", "Make a run from a torch model and its data."),
     "amend": ("author.amend_command:amend", "Change who may take part in a run, and its reliable peers."),
     "audit": ("author.audit_command:audit", "Check that every microbatch was counted exactly once."),
-    "watch": (
-        "author.watch_command:watch",
-        "Follow a run's training curve; write it for TensorBoard and W&B.",
-    ),
+    "watch": ("author.watch_command:watch", "Follow a run's training curve."),
     "export": ("author.export_command:export", "Write the weights of the newest checkpoint."),
     "generate": ("author.generate_command:generate", "Continue a text with the trained model."),
     "chat": ("author.generate_command:chat", "Talk with the trained model."),
