@@ -23,9 +23,9 @@ from hetpeer.examples.gpt import GPT
 from hetpeer.examples.resnet import ResNet
 from hetpeer.stages.block.block import Block, flat_views, run_range, statistic_views
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 

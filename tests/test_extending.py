@@ -25,12 +25,12 @@ from hetpeer.bootstrap.run.settings import AdmissionSettings, LinkSettings, Trai
 from hetpeer.bootstrap.state.placement_policies import PLACEMENT_POLICIES
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.operators import FAMILIES
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec, codec_names, dense_codec_names
 from hetpeer.stages.links.value_codecs import VALUE_CODECS
+from hetpeer.stages.operators.operators import FAMILIES
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
@@ -66,7 +66,7 @@ def rows(page: str) -> set[str]:
 REGISTRIES = {
     "averaging/optim/update_rules.py": "UPDATE_RULES",
     "stages/links/value_codecs.py": "VALUE_CODECS",
-    "stages/graph/operators.py": "FAMILIES",
+    "stages/operators/operators.py": "FAMILIES",
     "bootstrap/run/admission_policies.py": "ADMISSION_POLICIES",
     "bootstrap/state/placement_policies.py": "PLACEMENT_POLICIES",
 }

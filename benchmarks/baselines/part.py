@@ -19,8 +19,8 @@ from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.tracing.trace import trace
 
 

@@ -29,8 +29,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.training.evidence_log import EventLog
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block import Block, flat_views, run_range
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 
 EXAMPLES = Path(__file__).parents[2] / "hetpeer" / "examples"
 MODEL = """

@@ -106,7 +106,7 @@ def test_reference_shares_nothing_with_the_engine_but_the_data_order() -> None:
     assert ours == {
         "hetpeer.bootstrap.authoring.drawn_dropout",
         "hetpeer.stages.data.microbatches",
-        "hetpeer.stages.graph.random_draws",
+        "hetpeer.stages.operators.random_draws",
     }
 
 

@@ -23,7 +23,6 @@ from hetpeer.stages.data.shards import ArraySpec, ShardFile
 from hetpeer.stages.data.token_shards import sample_of
 from hetpeer.stages.graph.block_spec import Batch, BlockSpec, OperatorCall, Ref, Symbol, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block, read_block
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
@@ -40,6 +39,7 @@ from hetpeer.stages.ipc.worker_messages import (
 from hetpeer.stages.links.codec import Codec, EncodedTensor, codec_names, length, room
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
+from hetpeer.stages.operators.random_draws import Draw
 from tests.fuzz.target import CORPUS, Target, same
 
 # ── graphs ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators.random_draws import Draw
 from tests.reference.delayed_parameters import DelayedParameters
 from tests.reference.torch_optimizer import optimizer_of
 

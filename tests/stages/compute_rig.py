@@ -18,11 +18,11 @@ from hetpeer.stages.block.block_state import BlockState, dump
 from hetpeer.stages.block.parameter_groups import MakeRules
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc.arena import Arena, Extent
 from hetpeer.stages.ipc.block_commands import Backward, DumpState, Forward, LoadState, MergeSlot, PrepareBlock
 from hetpeer.stages.ipc.vector_commands import Apply, ExportSlot, InspectVector, SumVectors
 from hetpeer.stages.ipc.worker_messages import CommandFailed, CommandFailedError
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.engine import Engine

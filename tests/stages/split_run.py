@@ -12,9 +12,9 @@ from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.stages.block.block import Block, flat_views, run_range, statistic_views
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.held_block import RunningStatistics
 
 CPU = torch.device("cpu")

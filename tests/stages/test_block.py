@@ -13,7 +13,7 @@ import torch
 from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import Block, backpropagate, flat_views, run_range
-from hetpeer.stages.graph.own_operators import Pass, attention
+from hetpeer.stages.operators.own_operators import Pass, attention
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from tests.amounts import mostly_proof
 from tests.stages.models import SIZES, SMALL, gpt, small

@@ -182,7 +182,7 @@ async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):
 
 
 def _draw():
-    from hetpeer.stages.graph.random_draws import Draw
+    from hetpeer.stages.operators.random_draws import Draw
 
     return Draw(0, 0, 0, 1)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from hetpeer.bootstrap.authoring.equivalence import check_likeness
-from hetpeer.stages.graph.chunked_loss import LINEAR_LOSS, linear_cross_entropy
+from hetpeer.stages.operators.chunked_loss import LINEAR_LOSS, linear_cross_entropy
 from hetpeer.stages.tracing.counted_targets import counted_targets
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from hetpeer.stages.tracing.passes import large_losses

@@ -8,7 +8,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.graph.block_spec import OperatorCall
 from hetpeer.stages.graph.interpreter import Program
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step

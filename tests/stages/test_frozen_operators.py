@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpeer.stages.graph.frozen_operators import FAMILY, FROM_INT4, FROM_INT8, GROUP, WIDEN
+from hetpeer.stages.operators.frozen_operators import FAMILY, FROM_INT4, FROM_INT8, GROUP, WIDEN
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.stored_base import FORMS, packed, restored, stored, unpacked

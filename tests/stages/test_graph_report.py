@@ -16,7 +16,7 @@ from hetpeer.stages.block.block import run_range
 from hetpeer.stages.block.device import efficiency, measure_flops
 from hetpeer.stages.graph.block_spec import OperatorCall, Ref, TensorSpec
 from hetpeer.stages.graph.graph_cost import block_cost, call_flops, tied_parameters
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, Ref, Symbol, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.operators import FAMILIES, operator_of
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits
+from hetpeer.stages.operators.operators import FAMILIES, operator_of
 from hetpeer.stages.tracing.cut import cut_blocks
 from tests.amounts import examples
 from tests.stages import models

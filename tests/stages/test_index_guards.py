@@ -5,10 +5,10 @@ import torch
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import OperatorCall, Ref
-from hetpeer.stages.graph.indexed_operators import INDEX_GUARDS
 from hetpeer.stages.graph.interpreter import Program
-from hetpeer.stages.graph.operators import operator_of
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.indexed_operators import INDEX_GUARDS
+from hetpeer.stages.operators.operators import operator_of
+from hetpeer.stages.operators.own_operators import Pass
 
 X = torch.arange(12.0).view(4, 3)
 

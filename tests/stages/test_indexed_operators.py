@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetpeer.stages.graph.indexed_operators import FAMILY
+from hetpeer.stages.operators.indexed_operators import FAMILY
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.split_run import assert_same_step, eager_step, split_step

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.graph.graph_cost import activation_bytes
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.memory_footprint import footprint, stage_memory

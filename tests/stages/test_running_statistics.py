@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.held_block import RunningStatistics
 from tests.stages.test_graph_hostile import good
 

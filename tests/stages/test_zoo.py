@@ -188,9 +188,9 @@ from pathlib import Path
 
 import torch
 
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.block.block import Block, run_range
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.graph.safety_check import unpack_block
 
 device = torch.device("cpu")

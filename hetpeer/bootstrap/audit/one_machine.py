@@ -46,10 +46,10 @@ from hetpeer.stages.block.rounding import ROOM, UNIT
 from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.vector_commands import Apply
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.exact_operators import RoundedOnce
 from hetpeer.stages.worker.held_block import HeldBlock
 from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpropagate_block, run_blocks

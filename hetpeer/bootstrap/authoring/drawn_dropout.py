@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetpeer.stages.graph import random_draws
-from hetpeer.stages.graph.random_draws import Draw, keep_mask
+from hetpeer.stages.operators import random_draws
+from hetpeer.stages.operators.random_draws import Draw, keep_mask
 
 aten: Any = torch.ops.aten
 BERNOULLI = aten.bernoulli_.float

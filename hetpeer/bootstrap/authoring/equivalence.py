@@ -20,8 +20,8 @@ from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.graph_cost import ANY_DRAW
-from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.capture import torch_line
 from hetpeer.stages.tracing.refusals import unfit
 from hetpeer.stages.tracing.trace import OpDag

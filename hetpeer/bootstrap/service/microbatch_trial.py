@@ -17,8 +17,8 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import backpropagate
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.held_block import Weights
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 

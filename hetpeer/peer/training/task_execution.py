@@ -25,9 +25,9 @@ from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
 from hetpeer.stages.block.rounding import ROOM
 from hetpeer.stages.data.sample_weights import share
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.worker_messages import NO_MEMORY, CommandFailedError
+from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 

@@ -17,7 +17,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.remade_values import RemadeValues
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 
 
 class Block:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall
-from hetpeer.stages.graph.frozen_operators import FAMILY
 from hetpeer.stages.graph.interpreter import Observer, Program
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.frozen_operators import FAMILY
+from hetpeer.stages.operators.own_operators import Pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ def read_weights(path: Path) -> Weights:
 def share(weights: Sequence[float], number: int) -> float:
     """Share of microbatch `number` in its step, whose training microbatches have these `weights`.
 
-    The same bits on every machine: math.fsum rounds once.
+    The same bits on every machine: math.fsum rounds once. 0 if nothing weighs anything.
     """
-    return weights[number] / math.fsum(weights)
+    total = math.fsum(weights)
+    return weights[number] / total if total else 0.0

@@ -1,1 +1,1 @@
-"""The model as data: operators, blocks, their bytes, their checks and their cost."""
+"""The model as data: blocks, their bytes, their checks, their cost, and the interpreter."""

@@ -249,7 +249,6 @@ def times_forward(recompute: bool) -> int:
     return 4 if recompute else 3
 
 
-BATCH_NORM = "hetpeer.batch_norm"
 _ARGUMENTS = 7
 
 

@@ -31,11 +31,11 @@ from hetpeer.stages.graph.block_spec import (
     TensorSpec,
     Value,
 )
-from hetpeer.stages.graph.frozen_operators import FAMILY as FROZEN
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
-from hetpeer.stages.graph.operators import operator_of
-from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators.frozen_operators import FAMILY as FROZEN
+from hetpeer.stages.operators.operators import operator_of
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.operators.random_draws import Draw
 
 ANY_DRAW = Draw(seed=0, step=0, microbatch=0, microbatches=1)
 """Tensors without memory have no values, so any mask will do."""

@@ -16,10 +16,10 @@ import torch
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, OperatorCall, Ref, Symbol, references
-from hetpeer.stages.graph.indexed_operators import INDEX_GUARDS, Guard
-from hetpeer.stages.graph.operator_family import Operator
-from hetpeer.stages.graph.operators import find_operator, operator_of
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.indexed_operators import INDEX_GUARDS, Guard
+from hetpeer.stages.operators.operator_family import Operator
+from hetpeer.stages.operators.operators import find_operator, operator_of
+from hetpeer.stages.operators.own_operators import Pass
 
 KEYWORDS = frozenset(
     {

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import BATCH_NORM, Batch, BlockSpec, TensorSpec, running_values
+from hetpeer.stages.graph.block_spec import Batch, BlockSpec, TensorSpec, running_values
+from hetpeer.stages.operators.names import BATCH_NORM
 
 MIB = 1 << 20
 

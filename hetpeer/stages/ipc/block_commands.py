@@ -14,7 +14,6 @@ from typing import Annotated
 from pydantic import Field
 
 from hetpeer.stages.block.fingerprint import KEY_BYTES
-from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.worker_messages import (
     Backpropagated,
@@ -36,6 +35,7 @@ from hetpeer.stages.ipc.worker_messages import (
     WorkerLane,
 )
 from hetpeer.stages.links.codec import EncodedTensor
+from hetpeer.stages.operators.random_draws import Draw
 
 Extents = dict[Name, Extent]
 """Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block's spec says."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from hetpeer.stages.graph.graph_cost import value_bytes
-from hetpeer.stages.graph.operators import operator_of
+from hetpeer.stages.operators.operators import operator_of
 from hetpeer.stages.tracing.trace import OpDag
 
 FLOPS_SHARE = 1 / 16

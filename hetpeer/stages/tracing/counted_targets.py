@@ -17,10 +17,10 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.data.sample_weights import Weights
 from hetpeer.stages.data.shards import Array, Arrays
 from hetpeer.stages.graph.block_spec import OperatorCall, Ref
-from hetpeer.stages.graph.chunked_loss import LINEAR_LOSS
 from hetpeer.stages.graph.interpreter import Program
-from hetpeer.stages.graph.operators import operator_of
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.chunked_loss import LINEAR_LOSS
+from hetpeer.stages.operators.operators import operator_of
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.trace import OpDag
 
 LOSSES = ("aten.cross_entropy_loss.default", "aten.nll_loss_nd.default")

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from hetpeer.stages.graph.drawn_operators import BERNOULLI, EXPONENTIAL, NORMAL, UNIFORM
+from hetpeer.stages.operators.drawn_operators import BERNOULLI, EXPONENTIAL, NORMAL, UNIFORM
 from hetpeer.stages.tracing.refusals import unfit
 
 DROPOUTS = frozenset(

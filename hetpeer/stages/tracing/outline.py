@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.graph_cost import BlockCostRow, OperatorCost
-from hetpeer.stages.graph.operators import operator_of
+from hetpeer.stages.operators.operators import operator_of
 
 SHORT = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
 """Shorter labels."""

@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import (
-    BATCH_NORM,
     ITEM_BYTES,
     Argument,
     Batch,
@@ -29,9 +28,9 @@ from hetpeer.stages.graph.block_spec import (
     TensorSpec,
     Value,
 )
-from hetpeer.stages.graph.drawn_operators import BERNOULLI, KEEP, UNIFORM
 from hetpeer.stages.graph.interpreter import check_call
-from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
+from hetpeer.stages.operators.drawn_operators import BERNOULLI, KEEP, UNIFORM
+from hetpeer.stages.operators.names import ATTENTION, BATCH_NORM, DROPOUT
 from hetpeer.stages.tracing.draws import SDPA, SIZED, USUAL
 from hetpeer.stages.tracing.refusals import DRAWS, VALUES, line_of, unfit, unsupported
 

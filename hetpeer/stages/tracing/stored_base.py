@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import Argument, OperatorCall, Ref, TensorSpec
-from hetpeer.stages.graph.frozen_operators import (
+from hetpeer.stages.operators.frozen_operators import (
     FROM_INT4,
     FROM_INT8,
     GROUP,

@@ -15,9 +15,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import BATCH_NORM, Batch, OperatorCall, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import Batch, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.graph_cost import gradient_reach, measure
-from hetpeer.stages.graph.own_operators import is_one_value
+from hetpeer.stages.operators.names import BATCH_NORM
+from hetpeer.stages.operators.own_operators import is_one_value
 from hetpeer.stages.tracing.capture import capture
 from hetpeer.stages.tracing.draws import read_numbers
 from hetpeer.stages.tracing.passes.causal_masks import with_causal_flag

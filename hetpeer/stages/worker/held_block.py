@@ -25,9 +25,10 @@ from hetpeer.stages.block.block import Block, flat_views, statistic_views
 from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
 from hetpeer.stages.block.exact_scalars import float32, power
 from hetpeer.stages.block.parameter_groups import BlockRules
-from hetpeer.stages.graph.block_spec import BATCH_NORM, BlockSpec, momentum, running_values
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.block_spec import BlockSpec, momentum, running_values
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
+from hetpeer.stages.operators.names import BATCH_NORM
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.tensor_staging import CommandError
 from hetpeer.stages.worker.vector_sums import CodecLosses
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from hetpeer.stages.block.block import Block, backpropagate, run_range
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW, empty
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import backpropagate
 from hetpeer.stages.block.rounding import UNIT, UNMEASURED, Rounding
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
-from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import worker_messages as r
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.exact_operators import RoundedOnce
 from hetpeer.stages.worker.held_block import HeldBlock, Weights
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite

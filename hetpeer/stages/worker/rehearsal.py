@@ -16,7 +16,7 @@ from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW
 from hetpeer.stages.graph.interpreter import SYMBOLS
-from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.operators.own_operators import Pass
 
 RUNS = 3
 """Runs after the first one, in which torch imports, chooses and allocates."""

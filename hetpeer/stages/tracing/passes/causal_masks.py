@@ -16,8 +16,9 @@ from torch import Tensor
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import Argument, OperatorCall, Ref, Size, TensorSpec, Value
 from hetpeer.stages.graph.interpreter import Program
-from hetpeer.stages.graph.operators import operator_of
-from hetpeer.stages.graph.own_operators import ATTENTION, Pass
+from hetpeer.stages.operators.names import ATTENTION
+from hetpeer.stages.operators.operators import operator_of
+from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.draws import SDPA
 
 FEW = 2

@@ -11,7 +11,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, OperatorCall, Ref, Symbol, TensorSpec, Value
-from hetpeer.stages.graph.chunked_loss import LINEAR_LOSS
+from hetpeer.stages.operators.chunked_loss import LINEAR_LOSS
 
 LINEAR, LOSS, SLICE = "aten.linear.default", "aten.cross_entropy_loss.default", "aten.slice.Tensor"
 CAST = "aten._to_copy.default"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hetpeer.stages.graph.operator_family import Operator
+from hetpeer.stages.operators.operator_family import Operator
 
 RECURRENT_ARGUMENTS = 9
 MAX_PARTS = 1024

@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody writes it)
 from torch import Tensor
 
-from hetpeer.stages.graph import philox, random_draws
-from hetpeer.stages.graph.block_spec import BATCH_NORM
-from hetpeer.stages.graph.operator_family import Operator, is_abstract
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators import philox, random_draws
+from hetpeer.stages.operators.names import ATTENTION, BATCH_NORM, DROPOUT
+from hetpeer.stages.operators.operator_family import Operator, is_abstract
+from hetpeer.stages.operators.random_draws import Draw
 
-DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
 MAX_OPERATORS = 1 << 32
 aten: Any = torch.ops.aten
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hetpeer.stages.graph.operator_family import Operator, aten
+from hetpeer.stages.operators.operator_family import Operator, aten
 
 EQUATION = re.compile(r"[A-Za-z.,>\- ]{1,100}")
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpeer.stages.graph import random_draws
-from hetpeer.stages.graph.operator_family import Operator, is_abstract
-from hetpeer.stages.graph.own_operators import MAX_OPERATORS, Pass
-from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.operators import random_draws
+from hetpeer.stages.operators.operator_family import Operator, is_abstract
+from hetpeer.stages.operators.own_operators import MAX_OPERATORS, Pass
+from hetpeer.stages.operators.random_draws import Draw
 
 UNIFORM, NORMAL, EXPONENTIAL = "hetpeer.uniform", "hetpeer.normal", "hetpeer.exponential"
 KEEP, BERNOULLI = "hetpeer.keep", "hetpeer.bernoulli"

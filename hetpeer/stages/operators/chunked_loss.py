@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody writes it)
 from torch import Tensor
 
-from hetpeer.stages.graph.operator_family import Operator
+from hetpeer.stages.operators.operator_family import Operator
 
 LINEAR_LOSS = "hetpeer.linear_cross_entropy"
 MAX_PARTS = 4096

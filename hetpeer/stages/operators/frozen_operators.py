@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hetpeer.stages.graph.operator_family import Operator
+from hetpeer.stages.operators.operator_family import Operator
 
 GROUP = 64
 """Numbers that share a scale."""

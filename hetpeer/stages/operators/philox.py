@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hetpeer.stages.graph.random_draws import DROPOUT_STREAM, Draw, threshold
+from hetpeer.stages.operators.random_draws import DROPOUT_STREAM, Draw, threshold
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpeer.stages.graph.operator_family import Operator, aten, is_abstract
+from hetpeer.stages.operators.operator_family import Operator, aten, is_abstract
 
 Guard = Callable[..., None]
 """Takes the operator's arguments. Raises IndexError if an index is beyond what it points into."""

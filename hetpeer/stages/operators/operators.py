@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetpeer.stages.graph import (
+from hetpeer.stages.operators import (
     aten_operators,
     chunked_loss,
     drawn_operators,
@@ -16,7 +16,7 @@ from hetpeer.stages.graph import (
     indexed_operators,
     own_operators,
 )
-from hetpeer.stages.graph.operator_family import Operator
+from hetpeer.stages.operators.operator_family import Operator
 
 FAMILIES: dict[str, Mapping[str, Operator]] = {
     "aten": aten_operators.FAMILY,
