@@ -1,5 +1,8 @@
 """Masked labels in a real swarm: its curve is that of whole batches, and a replay proves it."""
 
+import signal
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,9 @@ from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.bootstrap.weighted_data import write_source
+from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
+from tests.swarm.test_reliable import homes, leader
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 STEPS, BATCH = 12, 12
@@ -50,13 +55,18 @@ def whole_batches(run: RunDirectory) -> list[float]:
     return losses
 
 
-async def test_a_masked_run_has_the_curve_of_whole_batches(swarm: Swarm) -> None:
+async def make(swarm: Swarm) -> None:
+    """A run with masked samples in two stages."""
     source = write_source(swarm.folder)
     given = [f"--model={source}:Rows", f"--data={source}:data", "--stages=2", "--unchecked"]
     given += [f"--{name}={value}" for name, value in SETTINGS.items()]
     author = swarm.start("author", "init", str(swarm.folder / "masked"), *given)
     assert await author.ended() == 0, author.said
     swarm.run = RunDirectory.open(swarm.folder / "masked")
+
+
+async def test_a_masked_run_has_the_curve_of_whole_batches(swarm: Swarm) -> None:
+    await make(swarm)
     bootstrap = await swarm.bootstrap(together=2)
     await swarm.finished(bootstrap, *(swarm.volunteer(name) for name in ("one", "other")))
     commits = swarm.records("commit")
@@ -67,3 +77,32 @@ async def test_a_masked_run_has_the_curve_of_whole_batches(swarm: Swarm) -> None
     assert verdict.ok, verdict.problems
     again = replay(swarm.run.path)
     assert (again.problems, again.equal) == ([], STEPS)
+
+
+@pytest.mark.proof
+async def test_the_next_coordinator_knows_the_weights(swarm: Swarm, tmp_path: Path) -> None:
+    await make(swarm)
+    others = homes(swarm, tmp_path)
+    peers = [await swarm.bootstrap()]
+    paths = [swarm.run.path, *(tmp_path / f"copy-{home.name}" for home in others)]
+    peers += [
+        swarm.reliable(path, "--peers", swarm.address, "--home", str(home), home=home)
+        for path, home in zip(paths[1:], others, strict=True)
+    ]
+    volunteers = [swarm.volunteer(name) for name in "ab"]
+    await until(lambda: leader(peers), "somebody coordinates")
+    victim = leader(peers)
+    assert victim is not None
+    await until(lambda: all((path / "manifest.hetpeer").exists() for path in paths), "everybody has a copy")
+    swarm.run = RunDirectory.open(paths[peers.index(victim)])
+    await swarm.committed(3)
+    victim.signal(signal.SIGKILL)
+    rest = [peer for peer in peers if peer is not victim]
+    await swarm.finished(*rest, *volunteers)
+    last = leader(rest)
+    assert last is not None
+    swarm.run = RunDirectory.open(paths[peers.index(last)])
+    commits = swarm.records("commit")
+    assert [commit["loss"] for commit in commits] == pytest.approx(
+        whole_batches(RunDirectory.open(paths[0])), rel=1e-5
+    )
