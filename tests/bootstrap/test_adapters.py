@@ -26,6 +26,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.examples.gpt import build, build_tied
 from hetpeer.peer.transport.tensor_schema import microbatches_in
 from hetpeer.stages.block import block_state
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from tests.bootstrap.engine import EXAMPLES, Engine
 from tests.bootstrap.engine import TRAINING as ENGINE_TRAINING
 from tests.bootstrap.pretrained_models import bert, llama, samples_for
@@ -239,6 +241,16 @@ def test_without_peft_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(LocalError, match=r"hetpeer\[hf\]") as caught:
         make_run(tmp_path / "author", SMALL, lora="r=2")
     assert caught.value.code == "HP-SYS-006"
+
+
+def test_a_model_with_adapters_is_cut_between_its_layers() -> None:
+    """As without them, though in front of the first adapter nothing needs a gradient."""
+    model = build(width=64, layers=3, heads=2, context=8, vocabulary=8192)
+    adapt(model, LoraSettings.parse(f"r=2,targets={LAYERS}"))
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    blocks = cut_blocks(trace(model, {"tokens": tokens, "targets": tokens}))
+    layers = [sorted({name.split(".")[1] for name in block.parameter_specs}) for block in blocks]
+    assert layers == [["0"], ["1"], ["2"], []]
 
 
 def test_all_linear_leaves_a_language_models_head_alone() -> None:

@@ -123,6 +123,18 @@ def test_a_model_that_is_no_run(tmp_path):
     assert ET.fromstring(picture.read_text()).tag.endswith("svg")
 
 
+def test_a_model_with_adapters():
+    """Only they are parameters; the memory of what is frozen counts once."""
+    sizes = ("--microbatch-size", 3, "--sequence-length", 16, "--stages", 1)
+    plain, adapted = (
+        json.loads(run_command(MODEL, *sizes, "--json", *more)) for more in ([], ["--lora", "r=4"])
+    )
+    assert adapted["parameters"] == 4 * (4 * (512 + 256 + 640 + 640) + 128 + 256)
+    ((before,), (after,)) = (found["layouts"][0] for found in (plain, adapted))
+    assert after["memory"]["optimizer"] < 0.05 * before["memory"]["optimizer"]
+    assert after["memory"]["state"] >= before["memory"]["state"]
+
+
 def test_options_for_the_way_to_compute(tmp_path):
     module = tmp_path / "tiny.py"
     module.write_text(TINY)
@@ -149,6 +161,7 @@ def test_options_for_the_way_to_compute(tmp_path):
         ([MODEL, "--dtype", "int8"], "HP-RUN-001"),
         (["tiny.py:build", "--stages", "100"], "HP-MODEL-005"),
         (["tiny.py:build", "--stages", "0"], "HP-MODEL-005"),
+        ([MODEL, "--lora", "rank=4"], "HP-RUN-001"),
         (["tiny.py:build", "--svg", "/nowhere/graph.svg"], "HP-DISK-001"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES
 from hetpeer.bootstrap.authoring.user_code import build_model, with_loss
+from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.pretrained.source import ModelSource, is_named
 from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -91,20 +92,26 @@ def plan_model(
     batch: int,
     sequence_length: int,
     loss: str | None = None,
+    lora: str | None = None,
     stages: Sequence[int] = (),
     training: TrainingSettings,
 ) -> ModelCosts:
     """Costs of the author's `model` ("module.py:function", or a name) for a microbatch of `batch` samples.
 
-    `task` and `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises
-    HP-MODEL-*.
+    `task`, `lora` and `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises
+    HP-MODEL-*, HP-RUN-001.
     """
+    import torch
+
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
     planned, task = _without_weights(model, task)
+    if lora is not None:
+        with torch.device("meta"):
+            adapt(planned, LoraSettings.parse(lora), task if is_named(model) else None)
     sample = sample_like(planned, task, batch, sequence_length)
     autocast = training.dtype == "bf16"
     with plain_checkpoints() as checkpoints:

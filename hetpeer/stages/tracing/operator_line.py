@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetpeer.stages.graph.block_spec import TensorSpec
+from hetpeer.stages.graph.block_spec import TensorSpec, Value
 from hetpeer.stages.graph.graph_cost import value_bytes
 from hetpeer.stages.tracing.assemble import tensor_specs
 from hetpeer.stages.tracing.copies import copied_values, why_not_copied
@@ -95,11 +95,21 @@ class OperatorLine:
         return list(dict.fromkeys(layer_of(owned[name]) for name in read if name in owned))
 
     def signature(self, piece: Range) -> tuple[object, ...]:
-        """The operators of a piece without names: equal for two layers of one kind."""
+        """The operators of a piece without names: equal for two layers of one kind.
+
+        What needs a gradient does not matter: nothing does in front of the first adapter.
+        """
         return tuple(
-            (node.op, self.dag.values[node.name], len(list(node.references())))
+            (node.op, _without_grad(self.dag.values[node.name]), len(list(node.references())))
             for node in self.nodes[slice(*piece)]
         )
+
+
+def _without_grad(value: Value) -> Value:
+    """A value's spec without its flags of gradients."""
+    if isinstance(value, TensorSpec):
+        return replace(value, grad=False)
+    return tuple(replace(part, grad=False) for part in value)
 
 
 def layer_of(name: str) -> str:

@@ -78,6 +78,13 @@ TokenizerOption = Annotated[
         help="The model's tokenizer (default: that of a model hf:; otherwise each byte is a token).",
     ),
 ]
+LoraOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="r=16,alpha=32,targets=all-linear,dropout=0.05",
+        help="Train adapters only and freeze the model; targets joined by +, and ,dora for DoRA.",
+    ),
+]
 
 
 class Shape(enum.StrEnum):

@@ -15,6 +15,7 @@ from hetpeer.peer.cli.author.init_choices import (
     EvalDataOption,
     FrozenDtype,
     LabelFieldOption,
+    LoraOption,
     Mode,
     ModelOption,
     OnBadSample,
@@ -54,16 +55,9 @@ def init(
             "returns it).",
         ),
     ] = None,
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            metavar="r=16,alpha=32,targets=all-linear,dropout=0.05",
-            help="Train adapters only and freeze the model; targets joined by +, and ,dora for DoRA.",
-        ),
-    ] = None,
+    lora: LoraOption = None,
     frozen_dtype: Annotated[
         FrozenDtype,
-        LabelFieldOption,
         typer.Option(help="Form in which frozen parameters are sent, and kept on volunteers' devices."),
     ] = FrozenDtype.FLOAT32,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
