@@ -1,8 +1,9 @@
 """Values that autograd does not keep, because the block makes them again from constants that it owns.
 
-A frozen weight in float32 takes up to eight times the bytes of its stored form (graph/frozen_operators.py).
-Autograd would keep it from each microbatch's forward to its backward. Instead it keeps a recipe, and the
-backward makes the weight once more. So one weight at a time is in float32, not all of them.
+A frozen weight in float32 takes up to eight times the bytes of its stored form
+(operators/frozen_operators.py). Autograd would keep it from each microbatch's forward to its backward.
+Instead it keeps a recipe, and the backward makes the weight once more. So one weight at a time is in float32,
+not all of them.
 """
 
 from __future__ import annotations

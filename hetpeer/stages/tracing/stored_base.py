@@ -1,4 +1,4 @@
-"""Frozen tensors of a traced model in fewer bytes, and back (graph/frozen_operators.py).
+"""Frozen tensors of a traced model in fewer bytes, and back (operators/frozen_operators.py).
 
 A stored tensor stands in the graph beside an operator that makes the float tensor of it. The operator's
 result has the frozen tensor's own value name, so no other call changes. Vectors (norms, biases) stay as they
