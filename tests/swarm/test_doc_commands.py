@@ -32,6 +32,7 @@ NOT_HERE = {
     "service ": "it would change the systemd of whoever runs the tests; tests/peer/test_service_command.py",
     "dashboard --home": "these daemons serve none (HETPEER_DASHBOARD=off); tests/peer/test_link_to_page.py",
     "init digits": "it takes the extra `examples` and half a minute; tests/bootstrap/test_digits.py",
+    "init my_run --model hf:Qwen": "a model of the hub; tests/peer/test_doc_commands.py has one on the disk",
     "inspect hetpeer/examples/gpt.py:build_7b": "it takes half a minute; benchmarks/planning.py",
 }
 """How a command begins → why it is not given here."""
