@@ -43,7 +43,8 @@ class Progress:
         self._begun = self._told = time.monotonic()
 
     def count(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Pass `samples` on and count them."""
+        """Pass `samples` on and count them. The rate is that from the first one on."""
+        self._begun = self._told = time.monotonic()
         for sample in samples:
             yield sample
             self.add(1)
