@@ -1,5 +1,7 @@
 """What the tracer keeps, and what it refuses and how."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.graph.safety_check import check_at
 from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS
 from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.refusals import line_of
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.models import gpt, small
 
@@ -175,3 +178,12 @@ def test_a_block_says_that_a_last_microbatch_of_one_sample_has_no_variance():
     with pytest.raises(ProtocolError) as caught:
         check_at(block, 1, DEFAULT_LIMITS)
     assert "one value for each channel" in caught.value.detail
+
+
+def test_a_line_of_a_library_comes_with_the_authors_line_that_called_it():
+    own, library, ours = ("/home/me/model.py", 3), (json.__file__, 7), (torch.__file__, 9)
+    assert line_of([own, ours]) == "/home/me/model.py:3"
+    assert line_of([own, library, ours]) == "json/__init__.py:7, called at /home/me/model.py:3"
+    assert line_of([library, own]) == "/home/me/model.py:3"
+    assert line_of([library]) == "json/__init__.py:7"
+    assert line_of([ours]) == ""

@@ -85,10 +85,10 @@ def _force(line: OperatorLine, pieces: list[Range], count: int) -> list[Range]:
     heaviest = max(pieces, key=line.flops)
     refined = _refine(line, pieces, count)
     if len(refined) < count:
-        where = f"the model has {len(refined) - 1} places to cut"
+        places = f"the model has {len(refined) - 1} places to cut"
         raise too_few(
             f"{len(refined)} blocks cannot be shared out to {count} stages",
-            f"{where}, and its heaviest part cannot be divided: {why_together(line, heaviest)}",
+            f"{places}; in its heaviest part {why_together(line, heaviest)}",
         )
     usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
     widest = max(refined[1:], key=lambda piece: line.bytes_at(piece[0]))[0]
