@@ -24,6 +24,7 @@ from hetpeer.bootstrap.results.generate import Writer, generate
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.cli.author import export_command
 from hetpeer.peer.cli.author.generate_command import chat
 from tests.bootstrap.engine import TRAINING, Engine
 from tests.bootstrap.pretrained_models import llama, samples_for, t5
@@ -32,6 +33,8 @@ from tests.bootstrap.written_data import CHATS, TEXTS, written
 pytestmark = pytest.mark.xdist_group("trained by name")
 chat_app = typer.Typer()
 chat_app.command()(chat)
+export_app = typer.Typer()
+export_app.command()(export_command.export)
 IDS = torch.arange(3, 19).unsqueeze(0)
 
 
@@ -197,9 +200,10 @@ def test_checkpoints_are_followed_while_the_run_is_served(
 
     assert [*checkpoints(run.path, 2, pause)] == [4]
     assert len(waited) == 2
-    exported = export(run.path, tmp_path / "all", numbered=True)
-    assert exported.weights == tmp_path / "all" / "checkpoint-4"
-    loaded(exported.weights)
+    done = CliRunner().invoke(export_app, [str(run.path), str(tmp_path / "all"), "--every", "2"])
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["checkpoint-4"]
+    loaded(tmp_path / "all" / "checkpoint-4")
 
 
 def test_an_encoder_decoder_comes_home(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +270,36 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monkey
     error = refused(tmp_path, "HP-MODEL-012", "somebody/a-model@main")
     assert error.what == "cannot load the model hf:somebody/a-model@main"
     assert "the hub cannot be reached" in error.why
+
+
+@pytest.mark.parametrize("revision", [pytest.param("", marks=pytest.mark.proof), "@v1"])
+def test_an_id_of_the_hub_that_was_fetched_before(tmp_path: Path, revision: str) -> None:
+    """The library's own cache, as a download leaves it: snapshots by commit, and names of commits."""
+    cache, commit = tmp_path / "home" / "hub" / "models--somebody--a-model", "1" * 40
+    llama(cache / "snapshots" / commit, torch.bfloat16)
+    (cache / "refs").mkdir()
+    (cache / "refs" / (revision.removeprefix("@") or "main")).write_text(commit)
+    written(tmp_path / "a.jsonl", CHATS, "messages")
+    model = f"hf:somebody/a-model{revision}"
+    done = subprocess.run(
+        [sys.executable, "-m", "hetpeer.peer.cli.main", "init", "run", "--model", model, "--data", "a.jsonl"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.author().model == model
+    kept = {path.name for path in (run.path / FOLDER).iterdir()}
+    assert kept >= {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"}
+    export(run.path, tmp_path / "out")
+    own = transformers.AutoModelForCausalLM.from_pretrained(cache / "snapshots" / commit, dtype=torch.float32)
+    ids = torch.arange(8).unsqueeze(0)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded(ids).logits, own(ids).logits)
+    assert "base_model: somebody/a-model\n" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
