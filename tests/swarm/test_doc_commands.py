@@ -115,7 +115,7 @@ class Reader:
             return own if word in ("…", "QmeATs…") else next(self._strangers)
         files = {"weights.safetensors", "graph.svg", "FILE"}
         run = self.made or self._swarm.run.path
-        places = {"my_run": run, "DIR": run, "corpus/": self._folder / "corpus"}
+        places = {"my_run": run, "DIR": run, "OUT": self._folder / "OUT", "corpus/": self._folder / "corpus"}
         if word in files:
             return str(self._folder / word)
         return str(places.get(word, "hetpeer/examples/gpt.py:build" if word == "…" else word))
@@ -209,11 +209,15 @@ async def test_every_command_that_is_shown_does_what_it_says(swarm: Swarm, tmp_p
     for command in reader.take("stop --home .*"):
         await reader.give(command)
 
-    await asyncio.gather(*map(reader.give, reader.take("audit.*", "export.*", "generate.*", "amend.*")))
+    results = reader.take("audit.*", "export my_run weights.*", "generate.*", "amend.*")
+    await asyncio.gather(*map(reader.give, results))
     for number, command in enumerate(reader.take("init my_run .*")):
         reader.made = tmp_path / f"made-{number}"
         await reader.give(command)
         assert (reader.made / "manifest.hetpeer").exists()
+        if "--lora" in command:
+            (adapters,) = reader.take("export my_run OUT --format adapter")
+            await reader.give(adapters)
     assert reader.left == []
     assert (tmp_path / "weights.safetensors").stat().st_size > 0
     assert (tmp_path / "graph.svg").read_text().startswith("<svg")
