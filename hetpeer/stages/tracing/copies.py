@@ -47,12 +47,14 @@ def copied_values(dag: OpDag) -> frozenset[str]:
 def why_not_copied(dag: OpDag, name: str) -> str:
     """Why blocks cannot compute a value anew: the parameter or the draw behind it, or its cost."""
     calls = {node.name: node for node in dag.nodes}
-    behind = [name]
-    for value in behind:  # it grows: the nearest come first
+    behind, waiting = {name}, [name]
+    for value in waiting:  # it grows: the nearest come first
         if value in dag.parameters:
             return f"it depends on the parameter {dag.parameters[value]!r}"
         if node := calls.get(value):
-            behind += (source for source in dict.fromkeys(node.references()) if source not in behind)
+            fresh = [source for source in dict.fromkeys(node.references()) if source not in behind]
+            behind.update(fresh)
+            waiting += fresh
     if any(name in behind and operator_of(node.op).in_pass for name, node in calls.items()):
         return "it depends on random numbers or a BatchNorm"
     share = sum(dag.flops.get(one, 0) for one in behind) / max(sum(dag.flops.values()), 1)
