@@ -9,6 +9,7 @@ from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.stored_base import FORMS, packed, restored, stored, unpacked
 from hetpeer.stages.tracing.trace import OpDag, trace
+from hetpeer.stages.worker.exact_operators import RoundedOnce
 from hetpeer.stages.worker.memory_footprint import footprint
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 
@@ -114,6 +115,17 @@ def test_recomputation_changes_no_bit(form: str) -> None:
     redone = split_step(again, [(0, 2)], small.tensors, data)
     assert redone.loss.equal(kept.loss)
     assert all(redone.gradients[name].equal(gradient) for name, gradient in kept.gradients.items())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checker_measures_rounding_of_a_stored_base(form: str) -> None:
+    """Operators that round once give nearly the same numbers; the weights themselves are the same bits."""
+    _, _, small, data = rounded(form)
+    blocks = cut_blocks(small, 2)
+    usual = split_step(blocks, [(0, 2)], small.tensors, data)
+    with RoundedOnce():
+        exact = split_step(blocks, [(0, 2)], small.tensors, data)
+    assert_same_step(exact, usual, 1e-5)
 
 
 def test_products_of_a_bf16_run_get_bfloat16() -> None:
