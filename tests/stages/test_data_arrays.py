@@ -61,6 +61,17 @@ def test_the_shuffle_is_the_seeds_and_shards_are_named_by_content(tmp_path: Path
     assert held_out != [36, 37, 38, 39]  # not simply the author's last ones
 
 
+def test_transposed_images_come_back_as_they_were(tmp_path: Path) -> None:
+    """Samples are strided views twice over; safetensors 0.8 writes such arrays in wrong order, silently."""
+    images = [np.arange(number, number + 24.0).reshape(4, 3, 2).transpose(2, 1, 0) for number in range(20)]
+    samples = ({"image": image, "label": number} for number, image in enumerate(images))
+    _, train, heldout = write_samples(samples, tmp_path, 0.2, seed=0)
+    for shard in [*train, *heldout]:
+        tensors = load_file(tmp_path / shard.name)
+        for image, label in zip(tensors["image"], tensors["label"], strict=True):
+            assert np.array_equal(image, images[int(label)])
+
+
 @examples(30)
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(1, 3), max_size=3), count=st.integers(2, 30))
 def test_every_dtype_and_shape_comes_back(
