@@ -51,7 +51,7 @@ def test_metrics_tell_the_surviving_curve(trained: RunDirectory, tmp_path: Path)
 
 
 def test_the_best_checkpoint_is_exported(trained: RunDirectory, tmp_path: Path) -> None:
-    """Of the checkpoints 2 and 4 the earlier one, once its held-out loss is lower."""
+    """Checkpoint 2 rather than 4, once its held-out loss is lower."""
     assert export(trained.path, tmp_path / "best.safetensors", best=True).version == 4
 
     def lower(records: list[dict[str, Any]]) -> None:

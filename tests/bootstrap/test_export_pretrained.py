@@ -55,7 +55,7 @@ def trained_by_name(volunteers: list[Identity], tmp_path_factory: pytest.TempPat
 
 
 def loaded(folder: Path, kind: Any = transformers.AutoModelForCausalLM) -> Any:
-    """What users get: each weight must come from the folder."""
+    """The model that users get: each weight must come from the folder."""
     model, found = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(found.values()), found
     return model

@@ -1,4 +1,4 @@
-"""What is read of `metrics.jsonl` while it grows."""
+"""Reading `metrics.jsonl` while it grows."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def invite_of(process: subprocess.Popen[str]) -> str:
 
 
 def followed(page: str, author: Path, volunteers: Sequence[Path]) -> dict[str, str]:
-    """What the commands of a page say, by their first words, given in their order on one machine.
+    """Outputs of a page's commands, by their first words, given in their order on one machine.
 
     Only where `bootstrap` listens and the invite are this test's own.
     """

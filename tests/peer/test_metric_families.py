@@ -245,7 +245,7 @@ class Daemon(Collector):
 
 
 def exposition(families, accept=""):
-    """What a scraper gets of a daemon, and its content type."""
+    """A daemon's metrics as a scraper gets them, and their content type."""
     registry = CollectorRegistry()
     registry.register(Daemon(families))
     encode, content_type = choose_encoder(accept)

@@ -33,7 +33,7 @@ class AuthorModel:
     part: str | None
     """Name of the one model of transformers in the module (`Author.part`)."""
     tokenizer: Tokenizer | None
-    """What makes tokens of the data's texts; for data of a function, what is kept for the export."""
+    """Tokenizer of the data's texts; for data of a function, the one that the export gets."""
 
 
 def author_model(

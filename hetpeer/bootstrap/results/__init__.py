@@ -1,1 +1,1 @@
-"""What the author takes home: exports, and text by the trained model."""
+"""Results for the author: exports, and text by the trained model."""

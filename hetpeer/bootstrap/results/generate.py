@@ -47,7 +47,7 @@ class Writer:
         self._model = current_model(self._run)
 
     def text(self, prompt: str, *, tokens: int, temperature: float, seed: int) -> Iterator[bytes]:
-        """What follows `prompt`, in pieces; temperature 0 takes the likeliest token.
+        """Continue `prompt`, in pieces; temperature 0 takes the likeliest token.
 
         A model that was trained on chats answers: the prompt is the user's message. Raises `LocalError`
         HP-MODEL-010 if the model gives no logits for tokens alone.

@@ -14,7 +14,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 
 class Checkpoints:
-    """What stands in for torch's two forms of a checkpoint."""
+    """Stand-in for torch's two forms of a checkpoint."""
 
     def __init__(self) -> None:
         self.used = False

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """What decides which targets count: their value, the weights of classes, the target that is ignored."""
+    """Values that decide which targets count: the targets, the weights of classes, the ignored target."""
 
     target: str
     classes: str | None

@@ -59,7 +59,7 @@ def watch(
 
 
 def _logs(run: RunDirectory, tensorboard: Path | None, wandb: str | None) -> list[CurveLog]:
-    """What the curve is written to."""
+    """Targets that the curve is written to."""
     name, found = run.manifest.name, list[CurveLog]()
     if tensorboard is not None:
         from hetpeer.peer.watching.tensorboard_log import TensorboardLog

@@ -45,9 +45,9 @@ class _Head:
     linear: OperatorCall
     between: tuple[OperatorCall, ...]
     logits: TensorSpec
-    """Of what enters the loss: [tokens, classes]."""
+    """Spec of the logits that enter the loss: [tokens, classes]."""
     entering: TensorSpec
-    """Of what enters the layer: […, width]."""
+    """Spec of the tensor that enters the layer: […, width]."""
 
     @property
     def classes(self) -> int:

@@ -85,7 +85,7 @@ class _Stack:
         return made
 
     def part(self, node: OperatorCall) -> OperatorCall:
-        """What replaces `node`, which picks one result: the last layer's outputs, or all layers' states."""
+        """Replacement of `node`, which picks one result: the last layer's outputs, or all layers' states."""
         if node.args[1] == 0:
             return replace(node, args=(Ref(self._name(self.count - 1)), 0))
         states = tuple(Ref(f"{self._name(layer)}_{node.args[1]}") for layer in range(self.count))
