@@ -1,0 +1,199 @@
+"""Reading and tokenizing a .jsonl for `hetpeer init`, beside `datasets.map` with as many processes.
+
+Ours reads records, tokenizes them by all cores, packs documents into samples, shuffles them and writes
+shards; theirs loads the file and maps a tokenizer over it (`datasets`), and writes Arrow files. Both are
+processes of their own and take turns. Then a large file is read once by each, and the most memory of a
+process and its children is noted. The text is the documentation and source of Python's library, one
+record for each 2,000 characters; the tokenizer is a byte-level BPE that is trained on it.
+
+    python -m benchmarks.tokenizing
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import report
+from hetpeer.stages.data.token_shards import python_standard_library_paths, readable_texts
+
+VOCABULARY, LENGTH, RECORD = 8192, 512, 2000
+SPEED, MEMORY_MIB = 0.8, 1024
+LOOK_S = 0.05
+WAYS = ("hetpeer", "datasets")
+
+
+def pieces() -> Iterator[str]:
+    """Texts of the library, over and over."""
+    while True:
+        for chunk in readable_texts(python_standard_library_paths()):
+            text = chunk.decode(errors="replace")
+            yield from (text[at : at + RECORD] for at in range(0, len(text), RECORD))
+
+
+def make_data(path: Path, nbytes: int) -> None:
+    """A .jsonl of about `nbytes`."""
+    with path.open("w") as file:
+        for number, text in enumerate(pieces()):
+            file.write(json.dumps({"id": number, "text": text}) + "\n")
+            if file.tell() >= nbytes:
+                return
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A folder as `save_pretrained` writes it."""
+    from itertools import islice
+
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(BPE())
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|pad|>", "<|end|>"],
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(islice(pieces(), 3000), trainer)
+    folder_of = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|pad|>", eos_token="<|end|>")
+    folder_of.save_pretrained(folder)
+
+
+def ours(data: Path, tokenizer: Path, out: Path) -> int:
+    """Write packed samples into `out`; returns how many tokens they have room for."""
+    from hetpeer.bootstrap.samples.formats import data_files
+    from hetpeer.bootstrap.samples.source import Wanted, tokenized
+    from hetpeer.bootstrap.samples.tokenizer import Tokenizer
+
+    wanted = Wanted(length=LENGTH, most=None, seed=0, tell=_quietly)
+    files = data_files([data], _quietly)
+    source = tokenized(
+        files, None, Tokenizer(tokenizer), wanted, pack=True, masked=False, takes=lambda _name: True
+    )
+    written = source.write(out, [])
+    return LENGTH * sum(shard["samples"] for shard in (*written["train"], *written["heldout"]))
+
+
+def theirs(data: Path, tokenizer: Path, out: Path) -> int:
+    """Map the tokenizer over the file with a process for each core; returns the number of tokens."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    datasets.disable_progress_bars()
+    made = AutoTokenizer.from_pretrained(tokenizer)
+    read = datasets.load_dataset("json", data_files=str(data), split="train", cache_dir=str(out))
+    mapped = read.map(
+        lambda rows: {"input_ids": made(rows["text"], return_attention_mask=False)["input_ids"]},
+        batched=True,
+        num_proc=os.cpu_count(),
+        remove_columns=read.column_names,
+    )
+    return len(mapped)
+
+
+def _quietly(_line: str) -> None:
+    """Ignore a line about progress."""
+
+
+def spent(way: str, data: Path, tokenizer: Path) -> dict[str, float]:
+    """Seconds of one reading in a process of its own, and the most MiB that it and its children had."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-P", "-m", "benchmarks.tokenizing", "--read", way, data, tokenizer, out]
+        environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "TOKENIZERS_PARALLELISM": "true"}
+        if way == "datasets":
+            environment["TOKENIZERS_PARALLELISM"] = "false"  # its processes are forked, and share the cores
+        began, most = time.monotonic(), 0
+        child = subprocess.Popen(map(str, command), env=environment, stdout=subprocess.DEVNULL)
+        while child.poll() is None:
+            most = max(most, _held(child.pid))
+            time.sleep(LOOK_S)
+        if child.returncode:
+            raise SystemExit(f"{way} failed")
+        return {"seconds": round(time.monotonic() - began, 2), "mib": round(most / 2**20)}
+
+
+def _held(pid: int) -> int:
+    """Bytes of private memory of a process and its children: maps of files are the page cache's."""
+    total = 0
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for one in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                memory = one.memory_info()
+                total += memory.rss - memory.shared
+    return total
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """Turns of both on a small file, and one of each on a large one."""
+    with tempfile.TemporaryDirectory(prefix="hetpeer-tokenizing-") as scratch:
+        folder = Path(scratch)
+        tokenizer, small, large = folder / "tokenizer", folder / "small.jsonl", folder / "large.jsonl"
+        make_tokenizer(tokenizer)
+        make_data(small, options.megabytes * 2**20)
+        turns = {way: [] for way in WAYS}
+        for number in range(options.rounds):
+            for way in WAYS[:: 1 if number % 2 else -1]:
+                turns[way].append(spent(way, small, tokenizer))
+        make_data(large, options.large * 2**20)
+        whole = {way: spent(way, large, tokenizer) for way in WAYS}
+    seconds = {way: statistics.median(turn["seconds"] for turn in turns[way]) for way in WAYS}
+    pairs = zip(turns["datasets"], turns["hetpeer"], strict=True)
+    speed = statistics.median(theirs["seconds"] / ours["seconds"] for theirs, ours in pairs)
+    goals = {"speed": speed >= SPEED, "memory": whole["hetpeer"]["mib"] <= MEMORY_MIB}
+    return {
+        "megabytes": options.megabytes,
+        "rounds": options.rounds,
+        "seconds": seconds,
+        "speed": round(speed, 3),
+        "large_megabytes": options.large,
+        "large": whole,
+        "goals": goals,
+        "met": all(goals.values()),
+    }
+
+
+def show(figures: dict[str, Any]) -> None:
+    ours, theirs = (figures["seconds"][way] for way in WAYS)
+    speed = figures["speed"]
+    print(f"{figures['megabytes']} MB: {ours:.1f} s, datasets {theirs:.1f} s: {speed:.2f} of its speed")
+    for way, one in figures["large"].items():
+        print(
+            f"{figures['large_megabytes']} MB by {way}: {one['seconds']:.0f} s, {one['mib']:.0f} MiB at most"
+        )
+    report.show_goals(figures["goals"])
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--megabytes", type=int, default=64, help="of the small file (default: 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
+    parser.add_argument("--large", type=int, default=1024, help="megabytes of the large file (default: 1024)")
+    parser.add_argument(
+        "--read", nargs=4, metavar=("WAY", "DATA", "TOKENIZER", "OUT"), help="what a child does"
+    )
+    options = parser.parse_args()
+    if options.read:
+        way, *paths = options.read
+        print((ours if way == "hetpeer" else theirs)(*map(Path, paths)))
+        return 0
+    return report.finish("tokenizing", measure(options), options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
