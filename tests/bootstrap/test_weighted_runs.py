@@ -161,6 +161,28 @@ def test_samples_that_act_on_each_other_are_said(tmp_path: Path, text: str, says
     assert any("samples of a batch act on each other" in line for line in told) is says
 
 
+NORMED = SOURCE.replace(
+    "self.head = nn.Linear(16, 40)", "self.head, self.norm = nn.Linear(16, 40), nn.BatchNorm1d(12)"
+)
+NORMED = NORMED.replace("self.table(input_ids)", "self.norm(self.table(input_ids))")
+
+
+@pytest.mark.parametrize(("batch", "says"), [(10, True), (12, False)])
+def test_a_small_last_microbatch_is_said_where_there_is_batchnorm(
+    tmp_path: Path, batch: int, says: bool
+) -> None:
+    source, told = write_source(tmp_path, NORMED), list[str]()
+    create_run(
+        tmp_path / "run",
+        model=f"{source}:Rows",
+        data=[f"{source}:data"],
+        training=TRAINING.model_copy(update={"batch_size": batch}),
+        tell=told.append,
+    )
+    assert any("the last microbatch of a step has 2 samples instead of 4" in line for line in told) is says
+    assert not any("samples of a batch act on each other" in line for line in told)
+
+
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     run = make_run(tmp_path, TRAINING)
     file = run.manifest.data.weights

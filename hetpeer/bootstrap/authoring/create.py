@@ -198,10 +198,13 @@ def _compare_batch(
     blocks: Sequence[Mapping[str, int]],
     tell: Callable[[str], None],
 ) -> None:
-    """Say so if the first samples at once are not the same as their microbatches."""
-    from hetpeer.bootstrap.authoring.whole_batch import MOST, compare_split
+    """Say so if a batch is not the same as its microbatches."""
+    from hetpeer.bootstrap.authoring.whole_batch import MOST, compare_split, small_last_part
     from hetpeer.stages.block.device import survey
 
+    sizes = [training.samples_of(number) for number in range(training.microbatches)]
+    if warning := small_last_part(model, sizes):
+        tell(warning)
     takes = sum(2 * block["parameter_bytes"] + MOST * block["activation_bytes"] for block in blocks)
     if training.microbatches == 1 or takes > survey().ram_free_bytes:
         return

@@ -64,6 +64,20 @@ class Split:
         )
 
 
+def small_last_part(model: nn.Module, sizes: Sequence[int]) -> str:
+    """Warning that BatchNorm sees fewer samples in the last microbatch of a step; empty if it does not.
+
+    `sizes`: samples of each microbatch.
+    """
+    if sizes[-1] == sizes[0] or not any(isinstance(module, BatchNorm) for module in model.modules()):
+        return ""
+    return (
+        f"the model has BatchNorm, and the last microbatch of a step has {sizes[-1]} samples instead of "
+        f"{sizes[0]}, so its statistics are others: choose a --batch-size that is a multiple of "
+        "--microbatch-size"
+    )
+
+
 def compare_split(model: nn.Module, batch: Arrays, size: int, weights: Weights) -> Split | None:
     """Loss and gradient of `batch` at once, and of its microbatches of `size` samples by their `weights`.
 
