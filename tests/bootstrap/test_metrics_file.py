@@ -133,7 +133,9 @@ async def test_a_full_disk_stops_nothing_and_is_said_once(
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as patched:
             patched.setattr(metrics_file, "SPARED_BYTES", ROOM)
-            writing = asyncio.ensure_future(write_forever(metrics))
+            ready = asyncio.Event()
+            ready.set()
+            writing = asyncio.ensure_future(write_forever(metrics, ready))
             while tried < 3:
                 await asyncio.sleep(0.001)
         while len(caplog.records) < 2:  # that it failed, and that it worked

@@ -18,11 +18,13 @@ AGAIN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def write_forever(metrics: MetricsFile) -> None:
+async def write_forever(metrics: MetricsFile, ready: asyncio.Event) -> None:
     """Bring the file up to the log twice a second, and once more when cancelled.
 
-    A failed write stops nothing: one line says so, it is tried again, and one line says when it worked.
+    It begins when the reliable peer is `ready`: before that, the peer itself may wait for room. A failed
+    write stops nothing: one line says so, it is tried again, and one line says when it worked.
     """
+    await ready.wait()
     failing = TroubleLine(_log, f"{metrics.path} is written again")
     try:
         while True:

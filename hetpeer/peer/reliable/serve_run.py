@@ -200,7 +200,7 @@ def _beside(
         anything,
     )
     yield ReliableProgress(peer.replica, service).show_forever()
-    yield write_forever(MetricsFile(run, peer.replica.records, SystemClock().wall))
+    yield write_forever(MetricsFile(run, peer.replica.records, SystemClock().wall), peer.ready)
     yield tell_reach_forever(node, reliable=True)
     yield members.call_and_keep(peer.ready)
     if not options.keep_places:
