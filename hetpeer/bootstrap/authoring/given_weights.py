@@ -22,30 +22,32 @@ def given_weights(model: nn.Module, loss: Loss, example: Arrays) -> Callable[[Ar
     """Function of arrays [samples, …] to the weights that `loss` returns for each sample alone; None if it
     returns the loss only.
 
-    `model` is the author's, before `objective`. It is run on one sample of `example`, without values: so a
-    weight cannot depend on its outputs. Raises `LocalError` HP-MODEL-015 if it does.
+    `model` is the author's, before `objective`. It is run on one sample of `example`; weights are then
+    computed with outputs without values, so they cannot depend on these. Raises `LocalError` HP-MODEL-015 if
+    they do.
     """
     first = _sample(example, 0)
     inputs = {name: first[name] for name in inputs_of(model, tuple(first))}
     try:
-        outputs = _without_values(model, inputs)
+        outputs = _outputs(model, inputs)
         found = loss(outputs, first)
     except Exception:  # noqa: BLE001 - the author's code may raise anything; tracing names it
         return None
     if not isinstance(found, tuple):
         return None
-    _number(found[1])
+    hollow = _without_values(outputs)
 
     def weights(rows: Arrays) -> Weights:
         numbers = []
         for row in range(len(next(iter(rows.values())))):
             try:
-                _, weight = loss(outputs, _sample(rows, row))
+                _, weight = loss(hollow, _sample(rows, row))
             except Exception as error:
                 raise _no_weight(torch_line(error)) from error
             numbers.append(_number(weight))
         return np.array(numbers, dtype=np.float32)
 
+    weights({name: array[:1] for name, array in example.items()})
     return weights
 
 
@@ -54,17 +56,21 @@ def _sample(rows: Arrays, number: int) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array[number : number + 1].copy()) for name, array in rows.items()}
 
 
-def _without_values(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-    """The model's outputs with shapes and types but no values."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+def _outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+    """The model's outputs; its mode stays as it is."""
     was = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            outputs = model(**inputs)
+            return model(**inputs)
     finally:
         for module, training in was:
             module.training = training
+
+
+def _without_values(outputs: Any) -> Any:
+    """`outputs` with tensors that have shapes and types but no values."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     return tree_map(lambda part: mode.from_tensor(part) if isinstance(part, Tensor) else part, outputs)
 
 
