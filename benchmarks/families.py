@@ -107,7 +107,6 @@ KINDS = {
                 expert_layer_offset=1,
                 mamba_d_state=4,
                 mamba_dt_rank=4,
-                use_mamba_kernels=False,
                 max_position_embeddings=LENGTH,
             )
         ),
