@@ -261,7 +261,7 @@ TYPES = "counter gauge summary histogram gauge_histogram"
 
 
 def complaints(family):
-    """What `promtool check metrics` says of a family: the rules of Prometheus's linter."""
+    """Complaints of `promtool check metrics` about a family: the rules of Prometheus's linter."""
     name, kind = family.name + ("_total" if family.type == "counter" else ""), family.type
     words, around = name.split("_"), f"_{name}_"
     if not family.documentation:

@@ -29,7 +29,7 @@ def evaluation(version: int, loss: float = 1.0) -> PlacedPoint:
 
 
 def written(logs: Path, *changes: CurveChange) -> Path:
-    """What one start of `hetpeer watch` writes."""
+    """Points that one start of `hetpeer watch` writes."""
     log = TensorboardLog(logs, "my-run", RUN_ID)
     for change in changes:
         log.add(change)

@@ -39,7 +39,7 @@ def evaluation(version: int, loss: float = 1.0) -> PlacedPoint:
 
 
 def watched(folder: Path, *changes: CurveChange) -> Path:
-    """What one start of `hetpeer watch` writes."""
+    """Points that one start of `hetpeer watch` writes."""
     wandb = pytest.importorskip("wandb")
     while any(folder.glob(time.strftime("wandb/offline-run-%Y%m%d_%H%M%S-*"))):  # named by the second
         time.sleep(0.05)
