@@ -200,7 +200,11 @@ class Swarm:
 
     def worker(self, node: int) -> psutil.Process | None:
         """The compute worker at `node`, if there is one."""
-        return next((one for one in self.family(node) if _kind(one) == "worker"), None)
+        for one in self.family(node):
+            with suppress(psutil.NoSuchProcess):  # it may end at any moment
+                if _kind(one) == "worker":
+                    return one
+        return None
 
     def family(self, number: int) -> list[psutil.Process]:
         """The processes of volunteer `number`: the daemon first."""
