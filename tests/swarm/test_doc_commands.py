@@ -24,7 +24,7 @@ from tests.swarm.swarm import Swarm, resign
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 
 ELSEWHERE = ("docs/authors.md", "docs/finetune.md")
-"""Whose commands other tests give, in their order."""
+"""Pages whose commands other tests give, in their order."""
 NOT_HERE = {
     "bootstrap my_run --lan": "multicast is not everywhere; tests/swarm/test_lan.py",
     "join --lan": "likewise",

@@ -42,7 +42,13 @@ def leader(peers: list[Child]) -> Child | None:
     return next((peer for peer in peers if leads(peer.said)), None)
 
 
-async def test_a_leader_is_killed(swarm: Swarm, tmp_path: Path) -> None:
+async def kill_the_leader(
+    swarm: Swarm, tmp_path: Path
+) -> tuple[list[Path], list[Child], list[Child], list[Child]]:
+    """Train with three reliable peers and two volunteers, and kill the coordinator after three steps.
+
+    Returns (copies of the run, their reliable peers, those of them that live, volunteers).
+    """
     others = homes(swarm, tmp_path)
     first = await swarm.bootstrap()
     paths = [swarm.run.path, *(tmp_path / f"copy-{home.name}" for home in others)]
@@ -60,6 +66,11 @@ async def test_a_leader_is_killed(swarm: Swarm, tmp_path: Path) -> None:
     await swarm.committed(3)
     victim.signal(signal.SIGKILL)
     rest = [peer for peer in peers if peer is not victim]
+    return paths, peers, rest, volunteers
+
+
+async def test_a_leader_is_killed(swarm: Swarm, tmp_path: Path) -> None:
+    paths, peers, rest, volunteers = await kill_the_leader(swarm, tmp_path)
     known = swarm.version
     swarm.run = RunDirectory.open(paths[peers.index(rest[0])])
     await swarm.committed(known + 1, within_s=90.0)

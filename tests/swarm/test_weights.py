@@ -1,6 +1,5 @@
 """Masked labels in a real swarm: its curve is that of whole batches, and a replay proves it."""
 
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.bootstrap.weighted_data import write_source
-from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
-from tests.swarm.test_reliable import homes, leader
+from tests.swarm.test_reliable import kill_the_leader, leader
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 STEPS, BATCH = 12, 12
@@ -82,22 +80,7 @@ async def test_a_masked_run_has_the_curve_of_whole_batches(swarm: Swarm) -> None
 @pytest.mark.proof
 async def test_the_next_coordinator_knows_the_weights(swarm: Swarm, tmp_path: Path) -> None:
     await make(swarm)
-    others = homes(swarm, tmp_path)
-    peers = [await swarm.bootstrap()]
-    paths = [swarm.run.path, *(tmp_path / f"copy-{home.name}" for home in others)]
-    peers += [
-        swarm.reliable(path, "--peers", swarm.address, "--home", str(home), home=home)
-        for path, home in zip(paths[1:], others, strict=True)
-    ]
-    volunteers = [swarm.volunteer(name) for name in "ab"]
-    await until(lambda: leader(peers), "somebody coordinates")
-    victim = leader(peers)
-    assert victim is not None
-    await until(lambda: all((path / "manifest.hetpeer").exists() for path in paths), "everybody has a copy")
-    swarm.run = RunDirectory.open(paths[peers.index(victim)])
-    await swarm.committed(3)
-    victim.signal(signal.SIGKILL)
-    rest = [peer for peer in peers if peer is not victim]
+    paths, peers, rest, volunteers = await kill_the_leader(swarm, tmp_path)
     await swarm.finished(*rest, *volunteers)
     last = leader(rest)
     assert last is not None
