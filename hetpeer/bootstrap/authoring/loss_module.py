@@ -7,7 +7,8 @@ parameters, its state dict and its modes stay the author's own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,3 +81,15 @@ def inputs_of(model: nn.Module, names: Sequence[str]) -> list[str]:
             exit_code=ExitCode.CONFIG,
         )
     return inputs
+
+
+@contextmanager
+def mode_kept(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """While active, all of the model is in one mode; afterwards each module is in its mode of before."""
+    was = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in was:
+            module.training = mode
