@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hetpeer.bootstrap.authoring.run_data import is_function
+from hetpeer.bootstrap.authoring.run_data import (
+    IMAGE_SIZE,
+    DataOptions,
+    check_options,
+    is_function,
+    not_alike,
+)
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.pretrained import load
+from hetpeer.bootstrap.pretrained.class_images import images_as_they_are, images_for
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.source import ModelSource, is_named
 from hetpeer.bootstrap.pretrained.tasks import LABEL_FIELDS, OF_TEXTS, Task
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
+from hetpeer.bootstrap.samples.image_samples import PIXELS, ImageData
+from hetpeer.bootstrap.samples.packing import IDS
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer, unusable_tokenizer
 from hetpeer.dht.base.errors import LocalError
 
@@ -34,11 +44,18 @@ class AuthorModel:
     """Name of the one model of transformers in the module (`Author.part`)."""
     tokenizer: Tokenizer | None
     """Tokenizer of the data's texts; for data of a function, the one that the export gets."""
+    images: ImageData | None
+    """The images that `--data` names; None: it names no folder of images."""
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether the folder of images has a part that is evaluated."""
+        return self.images is not None and self.images.evaluated is not None
 
 
 def author_model(
     author: Author,
-    asked: Path | None,
+    options: DataOptions,
     *,
     classes: int | None,
     seed: int,
@@ -47,11 +64,12 @@ def author_model(
 ) -> AuthorModel:
     """Build or load the author's model, and keep what export needs of it.
 
-    `asked`: path of a tokenizer; without one a model by name has its own. `tell` gets a line for all that is
-    remarkable. Raises `LocalError` HP-MODEL-006, HP-MODEL-012, HP-MODEL-013, HP-DATA-009.
+    Without a tokenizer in `options` a model by name has its own. `tell` gets a line for all that is
+    remarkable. Raises `LocalError` HP-MODEL-006, HP-MODEL-012, HP-MODEL-013, HP-DATA-009, and for images
+    HP-DATA-001, HP-DATA-008, HP-DATA-010.
     """
     task = None if author.task is None else Task(author.task)
-    tokenizer = Tokenizer(asked) if asked else None
+    tokenizer = Tokenizer(options.tokenizer) if options.tokenizer else None
     source = ModelSource.parse(author.model) if is_named(author.model) else None
     if source is None:
         module = build_model(author.model, seed)
@@ -59,6 +77,9 @@ def author_model(
         module, task = load.load(source, task, classes, seed, tell)
         tokenizer = tokenizer or _own_tokenizer(source, task, author.data)
     part, model = load.pretrained_part(module) or (None, None)
+    images, processor = None, None
+    if task is Task.IMAGE_CLASSIFICATION or _takes_only_pixels(module):
+        images, processor = _images(author, options, source, model, tell)
     if model is not None:
         if tokenizer and getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = tokenizer.pad  # a classifier finds the end of a text by it
@@ -68,7 +89,15 @@ def author_model(
             _compare_sizes(model, tokenizer, tell)
     if tokenizer:
         kept.keep_tokenizer(tokenizer)
-    return AuthorModel(module=module, task=task or Task.CAUSAL_LM, part=part, tokenizer=tokenizer)
+    if processor is not None:
+        kept.keep_processor(processor)
+    if images and images.preparation.scale:
+        from hetpeer.bootstrap.authoring.loss_module import with_scaled_pixels
+
+        with_scaled_pixels(module, images.preparation.scale, images.preparation.offset)
+    return AuthorModel(
+        module=module, task=task or Task.CAUSAL_LM, part=part, tokenizer=tokenizer, images=images
+    )
 
 
 def built_again(run: RunDirectory) -> nn.Module:
@@ -81,6 +110,32 @@ def built_again(run: RunDirectory) -> nn.Module:
         model: nn.Module = KeptFiles(run.path / FOLDER).model()
         return model
     return build_model(author.model, run.manifest.seed)
+
+
+def _takes_only_pixels(module: nn.Module) -> bool:
+    """Whether the model's forward takes images and no texts."""
+    names = inspect.signature(module.forward).parameters
+    return PIXELS in names and IDS not in names
+
+
+def _images(
+    author: Author,
+    options: DataOptions,
+    source: ModelSource | None,
+    model: Any,
+    tell: Callable[[str], None],
+) -> tuple[ImageData | None, Any]:
+    """The images that `--data` names, and an image processor to keep; None if it names no folder."""
+    data, eval_data = ([Path(path) for path in paths] for paths in (author.data, author.eval_data))
+    if not data or not all(path.is_dir() for path in data):
+        return None, None
+    if is_function(author.eval_data):
+        raise not_alike("--data names images, and --eval-data a function")
+    if source is not None:
+        check_options(options, "on a model that has an image processor", (IMAGE_SIZE,))
+    if source is None:
+        return images_as_they_are(options.image_size, data, eval_data, tell), None
+    return images_for(model, source, data, eval_data, tell)
 
 
 def _own_tokenizer(source: ModelSource, task: Task, data: Sequence[str]) -> Tokenizer | None:

@@ -132,7 +132,7 @@ def create_run(
         tell("building the model")
         own = author_model(
             author,
-            reading.tokenizer,
+            reading,
             classes=classes,
             seed=seed,
             kept=KeptFiles(folder / FOLDER),
@@ -143,7 +143,7 @@ def create_run(
             tell(f"adapted layers: {adapt(own.module, adapters, task_of_it)}; everything else is frozen")
         wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
         tell("reading the first samples")
-        source = source_of(author, reading, wanted, own.tokenizer, own.module, own.task, training)
+        source = source_of(author, reading, wanted, own.tokenizer, own.module, own.task, training, own.images)
         example = source.example(training.microbatch_size)
         given = weights_by_loss(own.module, author.loss, example)
         built = with_loss(own.module, author.loss, example)
@@ -172,7 +172,10 @@ def create_run(
             **asked,
             "data": written,
             "training": _evaluating(
-                training, reading.eval_samples, written["heldout"], whole=bool(eval_data)
+                training,
+                reading.eval_samples,
+                written["heldout"],
+                whole=bool(eval_data) or own.has_evaluation,
             ).model_dump(),
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
@@ -220,12 +223,11 @@ def _evaluating(
 ) -> TrainingSettings:
     """`training` with evaluations of at most `most` samples of the `heldout` shards.
 
-    None: of all samples if `whole`, otherwise as it is.
+    None: of all samples if `whole`, otherwise of as many as it says, if there are so many.
     """
-    if most is None and not whole:
-        return training
     samples = sum(shard["samples"] for shard in heldout)
-    return training.evaluating(samples if most is None else min(most, samples))
+    wanted = most or (samples if whole else training.eval_samples)
+    return training if wanted is None else training.evaluating(min(wanted, samples))
 
 
 def name_of(directory: Path) -> str:

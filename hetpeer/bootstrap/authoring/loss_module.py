@@ -6,13 +6,15 @@ parameters, its state dict and its modes stay the author's own.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from hetpeer.bootstrap.samples.image_samples import PIXELS
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor | tuple[Tensor, Tensor]]
@@ -41,6 +43,23 @@ def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.M
     # torch.export calls a graph's inputs by the names in the signature.
     parameters = [inspect.Parameter("self", NAMED[0]), *(inspect.Parameter(name, NAMED[1]) for name in names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    model.__class__ = type(author.__name__, (author,), {"forward": forward, "__module__": author.__module__})
+    return model
+
+
+def with_scaled_pixels(model: nn.Module, scale: Sequence[float], offset: Sequence[float]) -> nn.Module:
+    """Change `model` and return it: its forward takes `pixel_values` as uint8 and scales them.
+
+    `scale` and `offset`: one number for each channel, the second dimension.
+    """
+    author = type(model)
+
+    @functools.wraps(author.forward)
+    def forward(self: nn.Module, *args: Any, **arrays: Any) -> Any:
+        factor, added = (torch.tensor(numbers).reshape(-1, 1, 1) for numbers in (scale, offset))
+        arrays[PIXELS] = arrays[PIXELS].float() * factor + added
+        return author.forward(self, *args, **arrays)
+
     model.__class__ = type(author.__name__, (author,), {"forward": forward, "__module__": author.__module__})
     return model
 
@@ -81,15 +100,3 @@ def inputs_of(model: nn.Module, names: Sequence[str]) -> list[str]:
             exit_code=ExitCode.CONFIG,
         )
     return inputs
-
-
-@contextmanager
-def mode_kept(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """While active, all of the model is in one mode; afterwards each module is in its mode of before."""
-    was = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in was:
-            module.training = mode

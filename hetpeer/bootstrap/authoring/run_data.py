@@ -15,6 +15,7 @@ from hetpeer.bootstrap.pretrained.tasks import ARRAYS, LABEL_FIELDS, OF_TEXTS, T
 from hetpeer.bootstrap.run.run_directory import Author
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.samples.formats import DataFile, Format, data_files
+from hetpeer.bootstrap.samples.image_samples import ImageData
 from hetpeer.bootstrap.samples.labelled import answers, classes
 from hetpeer.bootstrap.samples.packing import IDS, POSITIONS
 from hetpeer.bootstrap.samples.record import Progress
@@ -25,6 +26,7 @@ from hetpeer.bootstrap.samples.source import (
     TextSource,
     Wanted,
     enough,
+    of_images,
     tokenized,
     with_labels,
 )
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FUNCTION = re.compile(r".+\.py:[^/]*")
+OF_TOKENS, FIELDS, IMAGE_SIZE = ("--tokenizer", "--packed"), ("--text-field", "--label-field"), "--image-size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class DataOptions:
     max_samples: int | None = None
     packed: bool = False
     """Several documents in a sample."""
+    image_size: int | None = None
+    """Edge of the squares that are cut out of images, for a model without an image processor."""
     eval_samples: int | None = None
     """Held-out samples of an evaluation, each once, at most those that there are; None: as training says,
     or all of evaluation data of the author's own.
@@ -78,15 +83,26 @@ def source_of(
     model: nn.Module,
     task: Task,
     training: TrainingSettings,
+    images: ImageData | None = None,
 ) -> Source:
     """The samples of the author's data for `model`, a part of them or `author.eval_data` held out.
 
+    `images`: what the data is, if it is images.
+
     Raises `LocalError` HP-DATA-*, HP-RUN-001, HP-MODEL-013 for a task whose samples are not made of texts.
     """
+    part = replace(wanted, most=options.eval_samples, heldout=1)
+    if images is not None:
+        check_options(options, "on images", (*OF_TOKENS, *FIELDS))
+        if images.evaluated is None:
+            return of_images(images.trained, images, wanted)
+        return WithEvaluation(
+            of_images(images.trained, images, replace(wanted, heldout=0)),
+            of_images(images.evaluated, images, part),
+        )
     made_for = tokenizer, model, task, training
     if not author.eval_data:
         return _source(author.data, options, wanted, *made_for)
-    part = replace(wanted, most=options.eval_samples, heldout=1)
     return WithEvaluation(
         _source(author.data, options, replace(wanted, heldout=0), *made_for),
         _source(author.eval_data, options, part, *made_for),
@@ -104,7 +120,7 @@ def _source(
 ) -> Source:
     """The samples of `data` (`absolute_data`)."""
     if is_function(data):
-        _check_options(options, "of a data function")
+        check_options(options, "on a data function", (*OF_TOKENS, *FIELDS, IMAGE_SIZE))
         samples = author_samples(data[0])
         if wanted.most is None:
             trained, evaluates = training.steps * training.batch_size, wanted.heldout == 1
@@ -115,12 +131,13 @@ def _source(
     files = data_files(map(Path, data), wanted.tell) or [
         DataFile(path, Format.TEXT) for path in ([] if data else python_standard_library_paths())
     ]
+    check_options(options, "on texts", (IMAGE_SIZE,))
     if task in LABEL_FIELDS and tokenizer is not None:
         return _labelled(files, options, wanted, tokenizer, model, task)
     if task not in OF_TEXTS:
         raise _needs_function(task, f"a text or chat alone is no sample of {task}")
     if tokenizer is None:
-        _check_options(options, "without --tokenizer")
+        check_options(options, "without --tokenizer", OF_TOKENS)
         return TextSource(files, options.text_field, wanted)
     names = inspect.signature(model.forward).parameters
     masked = task is Task.MASKED_LM
@@ -166,7 +183,7 @@ class WithEvaluation:
 
     def __init__(self, trained: Source, evaluated: Source) -> None:
         if type(trained) is not type(evaluated):
-            raise _not_alike("one is text whose bytes are the tokens, the other is not")
+            raise not_alike("one is text whose bytes are the tokens, the other is not")
         ours, others = (
             {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in one.example(1).items()}
             for one in (trained, evaluated)
@@ -174,7 +191,7 @@ class WithEvaluation:
         for name in sorted(ours.keys() | others.keys()):
             if ours.get(name) != others.get(name):
                 here, there = (which.get(name, "missing") for which in (ours, others))
-                raise _not_alike(f"{name!r} is {here} in --data and {there} in --eval-data")
+                raise not_alike(f"{name!r} is {here} in --data and {there} in --eval-data")
         self._trained, self._evaluated = trained, evaluated
 
     def example(self, count: int) -> Arrays:
@@ -187,7 +204,7 @@ class WithEvaluation:
         return {**written, "heldout": self._evaluated.write(folder, looks)["heldout"]}
 
 
-def _not_alike(why: str) -> LocalError:
+def not_alike(why: str) -> LocalError:
     return LocalError(
         "HP-DATA-005",
         "the samples of --eval-data are others than those of --data",
@@ -203,26 +220,31 @@ def is_function(data: Sequence[str]) -> bool:
 
 
 def _needs_function(task: Task, why: str) -> LocalError:
+    folder = "a folder with one sub-folder for each class, or " if task is Task.IMAGE_CLASSIFICATION else ""
     return LocalError(
         "HP-MODEL-013",
         f"cannot make samples for {task} of this data",
         why=why,
-        fix=f"give --data FILE.PY:FUNCTION, a function that yields samples with {ARRAYS[task]}",
+        fix=f"give {folder}--data FILE.PY:FUNCTION, a function that yields samples with {ARRAYS[task]}",
         exit_code=ExitCode.CONFIG,
     )
 
 
-def _check_options(options: DataOptions, where: str) -> None:
-    given = {"--tokenizer": options.tokenizer is not None, "--packed": options.packed}
-    if "function" in where:
-        given["--text-field"] = options.text_field is not None
-        given["--label-field"] = options.label_field is not None
-    wrong = [name for name, is_given in given.items() if is_given]
+def check_options(options: DataOptions, where: str, unused: Sequence[str]) -> None:
+    """Raises `LocalError` HP-RUN-001 if one of the options `unused` is given."""
+    given = {
+        "--tokenizer": options.tokenizer is not None,
+        "--packed": options.packed,
+        "--text-field": options.text_field is not None,
+        "--label-field": options.label_field is not None,
+        "--image-size": options.image_size is not None,
+    }
+    wrong = [name for name in unused if given[name]]
     if wrong:
         raise LocalError(
             "HP-RUN-001",
             f"{' and '.join(wrong)} {'has' if len(wrong) == 1 else 'have'} no effect {where}",
-            why="only texts and chats are tokenized, and only tokens are packed",
-            fix="leave it out, or give files and a --tokenizer",
+            why="only texts and chats are tokenized and packed, and a model hf: knows the size of its images",
+            fix="leave it out, or give the data for which it is",
             exit_code=ExitCode.CONFIG,
         )

@@ -52,6 +52,11 @@ class KeptFiles:
             if found is not None:
                 shutil.copyfile(found, self.folder / name)
 
+    def keep_processor(self, processor: Any) -> None:
+        """Keep an image processor that does not lie beside the model at its source."""
+        self.folder.mkdir(exist_ok=True)
+        processor.save_pretrained(str(self.folder))
+
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Keep a tokenizer with its template."""
         self.folder.mkdir(exist_ok=True)

@@ -59,14 +59,14 @@ def load(
     task = _task(source, config, task)
     stored = _stored(source, config)
     torch.manual_seed(seed)
-    with _library_errors(source):
+    with library_errors(source):
         model, found = getattr(library(), AUTO_CLASSES[task]).from_pretrained(
             source.name,
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=classes is not None,
-            **_from_where(source),
+            **where_from(source),
         )
     _check_missing(source, model, task, found, tell)
     if stored not in ("", "float32"):
@@ -82,7 +82,7 @@ def planned(source: ModelSource, task: Task | None) -> tuple[nn.Module, Task]:
     config = _config(source, None)
     task = _task(source, config, task)
     kind = getattr(library(), AUTO_CLASSES[task])
-    with _library_errors(source), torch.device("meta"):
+    with library_errors(source), torch.device("meta"):
         model: nn.Module = kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
     without_cache(model)
     return model, task
@@ -132,7 +132,7 @@ def built(folder: Path) -> Any:
 
     Raises `LocalError` HP-MODEL-012.
     """
-    with _library_errors(ModelSource(str(folder))):
+    with library_errors(ModelSource(str(folder))):
         config = library().AutoConfig.from_pretrained(folder, trust_remote_code=False)
         return getattr(library(), config.architectures[0])(config)
 
@@ -142,7 +142,7 @@ def other_file(source: ModelSource, name: str) -> Path | None:
     if source.folder is not None:
         path = source.folder / name
         return path if path.is_file() else None
-    with _library_errors(source):
+    with library_errors(source):
         found = library().utils.cached_file(
             source.name,
             name,
@@ -157,7 +157,7 @@ def _within(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(f"{other}."))
 
 
-def _from_where(source: ModelSource) -> dict[str, Any]:
+def where_from(source: ModelSource) -> dict[str, Any]:
     """Arguments of `from_pretrained` that say which files it may use."""
     where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source.folder is not None}
     return where | ({"revision": source.revision} if source.revision else {})
@@ -171,8 +171,8 @@ def _config(source: ModelSource, classes: int | None) -> Any:
             "give a folder that save_pretrained has written",
         )
     more = {} if classes is None else {"num_labels": classes}
-    with _library_errors(source):
-        config = library().AutoConfig.from_pretrained(source.name, **_from_where(source), **more)
+    with library_errors(source):
+        config = library().AutoConfig.from_pretrained(source.name, **where_from(source), **more)
     if getattr(config, "quantization_config", None) is not None:
         raise not_loaded(
             source.reference,
@@ -257,7 +257,7 @@ def _check_missing(
 
 
 @contextmanager
-def _library_errors(source: ModelSource) -> Iterator[None]:
+def library_errors(source: ModelSource) -> Iterator[None]:
     """Context that turns the many errors of transformers into HP-MODEL-012."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # five retries of a hub that cannot be reached, and advice about tokens

@@ -17,6 +17,8 @@ import numpy as np
 
 from hetpeer.bootstrap.samples.documents import documents, records, texts
 from hetpeer.bootstrap.samples.formats import DataFile, Format
+from hetpeer.bootstrap.samples.image_folder import ImageFolder
+from hetpeer.bootstrap.samples.image_samples import ImageData, image_samples
 from hetpeer.bootstrap.samples.labelled import Labels, labelled
 from hetpeer.bootstrap.samples.masking import hidden
 from hetpeer.bootstrap.samples.packing import packed, padded, pieces, shifted
@@ -167,6 +169,14 @@ def with_labels(
     progress = Progress(wanted.tell, total=sum(file.bytes for file in files))
     samples = labelled(records(files, fields[0], progress, fields[1]), tokenizer, wanted.length, labels)
     return SampleSource(samples, "the data makes", wanted, progress)
+
+
+def of_images(folder: ImageFolder, data: ImageData, wanted: Wanted) -> SampleSource:
+    """One sample for each image of `folder`."""
+    progress = Progress(wanted.tell)
+    files = folder.labelled(data.ids)
+    samples = image_samples(files, data.preparation, wanted.seed, wanted.most, progress)
+    return SampleSource(samples, "the folders have", wanted, progress)
 
 
 def enough(

@@ -38,8 +38,10 @@ from hetpeer.stages.data.shards import (
     map_shard,
 )
 
-ORDER_STREAM, SPLIT_STREAM = 1, 2
-"""Second half of the key: the order of training; the shuffle before the held-out samples are split off."""
+ORDER_STREAM, SPLIT_STREAM, FILES_STREAM = 1, 2, 3
+"""Second half of the key: the order of training; the shuffle before the held-out samples are split off; the
+order in which files of one sample each are read.
+"""
 EPOCHS_KEPT, SHARDS_KEPT = 2, 8
 """Permutations kept in memory; four bytes for each shard or sample."""
 

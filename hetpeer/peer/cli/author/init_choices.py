@@ -36,8 +36,8 @@ DataOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PATH | MODULE.PY:FUNCTION",
-        help="File or folder of data, repeatable, or a function that yields samples (default: the source "
-        "text of Python's library).",
+        help="File or folder of data, repeatable; for images a folder with one sub-folder for each class; or "
+        "a function that yields samples (default: the source text of Python's library).",
     ),
 ]
 EvalDataOption = Annotated[
@@ -76,6 +76,15 @@ TokenizerOption = Annotated[
     typer.Option(
         metavar="FOLDER | TOKENIZER.JSON",
         help="The model's tokenizer (default: that of a model hf:; otherwise each byte is a token).",
+    ),
+]
+ImageSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="For a model of your own: N by N pixels are cut out of each image (default: images stay as they "
+        "are; a model hf: has a size).",
     ),
 ]
 LoraOption = Annotated[

@@ -14,6 +14,7 @@ from hetpeer.peer.cli.author.init_choices import (
     DataOption,
     EvalDataOption,
     FrozenDtype,
+    ImageSizeOption,
     LabelFieldOption,
     LoraOption,
     Mode,
@@ -41,6 +42,7 @@ def init(
     label_field: LabelFieldOption = None,
     tokenizer: TokenizerOption = None,
     packed: PackedOption = False,
+    image_size: ImageSizeOption = None,
     max_samples: Annotated[
         int | None,
         typer.Option(
@@ -106,7 +108,7 @@ def init(
             min=1,
             metavar="N",
             help="Held-out samples of one evaluation, each once (default: at most the batch size, but all of "
-            "--eval-data).",
+            "--eval-data and of a part val of --data).",
         ),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
@@ -357,7 +359,8 @@ def init(
         tokenizer=tokenizer,
         max_samples=max_samples,
         packed=packed,
-        eval_samples=eval_samples or (None if eval_data else batch_size),
+        eval_samples=eval_samples,
+        image_size=image_size,
     )
     with cleaned_up():
         run = create_run(
@@ -375,7 +378,7 @@ def init(
             sequence_length=sequence_length,
             reading=options,
             stages=stages or (),
-            training=settings.model_copy(update={"slot_size": slot_size}),
+            training=settings.evaluating(batch_size).model_copy(update={"slot_size": slot_size}),
             links=links,
             averaging=averaging if mode is Mode.GROUPED else None,
             reliable=reliable or (),
