@@ -45,7 +45,7 @@ class Reliable:
     def leads(self) -> bool:
         """Whether it coordinates, by its last words about that."""
         said = self.log.read_text(errors="replace")
-        return self.child.status is None and said.rfind(" volunteers") > said.rfind("following ")
+        return self.child.status is None and said.rfind(" volunteers") > said.rfind("this peer follows")
 
 
 async def start(folder: Path, number: int, address: str = "") -> Reliable:
@@ -139,7 +139,7 @@ async def death(
     assert commit is not None
     peers[number] = again = await start(folder, number, address)
     children.append(again.child)
-    await until(lambda: "following" in again.log.read_text())
+    await until(lambda: "this peer follows" in again.log.read_text())
     return reign - killed, commit - killed
 
 

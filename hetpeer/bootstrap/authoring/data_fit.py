@@ -154,12 +154,8 @@ def _loss(model: nn.Module, batch: Arrays) -> float:
     """Loss of a batch without dropout; the model's buffers and mode stay as they are."""
     import torch
 
-    was = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            loss: float = model(**{name: torch.from_numpy(array) for name, array in batch.items()}).item()
-            return loss
-    finally:
-        for module, training in was:
-            module.training = training
+    from hetpeer.bootstrap.authoring.loss_module import mode_kept
+
+    with mode_kept(model, training=False), torch.no_grad():
+        loss: float = model(**{name: torch.from_numpy(array) for name, array in batch.items()}).item()
+    return loss

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from hetpeer.bootstrap.authoring.loss_module import Loss, inputs_of
+from hetpeer.bootstrap.authoring.loss_module import Loss, inputs_of, mode_kept
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.sample_weights import Weights
 from hetpeer.stages.data.shards import Arrays
@@ -58,14 +58,8 @@ def _sample(rows: Arrays, number: int) -> dict[str, Tensor]:
 
 def _outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     """The model's outputs; its mode stays as it is."""
-    was = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(**inputs)
-    finally:
-        for module, training in was:
-            module.training = training
+    with mode_kept(model, training=False), torch.no_grad():
+        return model(**inputs)
 
 
 def _without_values(outputs: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpeer.bootstrap.authoring.drawn_dropout import BERNOULLI, DISTRIBUTIONS
+from hetpeer.bootstrap.authoring.loss_module import mode_kept
 from hetpeer.stages.data.sample_weights import Weights, share
 from hetpeer.stages.data.shards import Arrays
 
@@ -90,23 +91,20 @@ def compare_split(model: nn.Module, batch: Arrays, size: int, weights: Weights) 
     if len(cuts) < 2 or not any(parts):
         return None
     data = {name: torch.from_numpy(array) for name, array in batch.items()}
-    was = [(module, module.training) for module in model.modules()]
-    model.train()
-    for module, _ in was:
-        if isinstance(module, BatchNorm):
-            module.eval()
-    try:
-        whole, gradient = _computed(model, [(data, 1.0)])
-        counted = [number for number, weight in enumerate(parts) if weight]
-        split, summed = _computed(
-            model,
-            [({name: tensor[cuts[i]] for name, tensor in data.items()}, share(parts, i)) for i in counted],
-        )
-    except Exception:  # noqa: BLE001 - the author's code may raise anything; the trace says what is wrong
-        return None
-    finally:
-        for module, training in was:
-            module.training = training
+    counted = [number for number, weight in enumerate(parts) if weight]
+    shares = [
+        ({name: tensor[cuts[number]] for name, tensor in data.items()}, share(parts, number))
+        for number in counted
+    ]
+    with mode_kept(model, training=True):
+        for module in model.modules():
+            if isinstance(module, BatchNorm):
+                module.eval()
+        try:
+            whole, gradient = _computed(model, [(data, 1.0)])
+            split, summed = _computed(model, shares)
+        except Exception:  # noqa: BLE001 - the author's code may raise anything; the trace says what is wrong
+            return None
     if not math.isfinite(whole + split):
         return None
     norm = _norm(gradient.values())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.load import can_write
 from hetpeer.bootstrap.results.export import current_model
+from hetpeer.bootstrap.results.token_stream import streamed
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -91,24 +92,8 @@ class Writer:
         self, tokenizer: Tokenizer, ids: list[int], tokens: int, temperature: float, seed: int
     ) -> Iterator[int]:
         if can_write(self._model):
-            return self._by_library(ids, tokens, temperature, seed)
+            return streamed(self._model, ids, tokens=tokens, temperature=temperature, seed=seed)
         return self._sampled(ids, tokens, temperature, seed, tokenizer.vocabulary)
-
-    def _by_library(self, ids: list[int], tokens: int, temperature: float, seed: int) -> Iterator[int]:
-        """Tokens by transformers, which keeps keys and values of earlier ones."""
-        import torch
-
-        torch.manual_seed(seed)
-        how: dict[str, Any] = {"do_sample": temperature > 0, "top_k": 0, "top_p": 1.0}
-        if temperature > 0:
-            how["temperature"] = temperature
-        model: Any = self._model
-        with torch.no_grad():
-            found = model.generate(
-                torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=tokens, **how
-            )
-        begin = 1 if model.config.is_encoder_decoder else len(ids)
-        return iter(found[0, begin:].tolist())
 
     def _sampled(
         self, ids: list[int], tokens: int, temperature: float, seed: int, vocabulary: int

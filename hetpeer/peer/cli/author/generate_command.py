@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -28,8 +31,8 @@ def generate(
     from hetpeer.bootstrap.results.generate import Writer
 
     writer = Writer(directory)
-    text = b"".join(writer.text(prompt, tokens=tokens, temperature=temperature, seed=seed))
-    print(prompt + "\n" * writer.chats + text.decode(errors="replace"))
+    print(prompt, end="\n" * writer.chats, flush=True)
+    _show(writer.text(prompt, tokens=tokens, temperature=temperature, seed=seed))
 
 
 def chat(
@@ -54,7 +57,17 @@ def chat(
             return
         if line.strip():
             messages.append({"role": "user", "content": line})
-            pieces = writer.answer(messages, tokens, temperature, seed + len(messages) // 2)
-            answer = b"".join(pieces).decode(errors="replace")
-            print(answer, flush=True)
+            answer = _show(writer.answer(messages, tokens, temperature, seed + len(messages) // 2))
             messages.append({"role": "assistant", "content": answer})
+
+
+def _show(pieces: Iterator[bytes]) -> str:
+    """Print a text piece by piece as it is written; returns the whole."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end within a character
+    text = ""
+    for piece in chain(pieces, (None,)):
+        new = decoder.decode(piece or b"", final=piece is None)
+        print(new, end="", flush=True)
+        text += new
+    print()
+    return text
