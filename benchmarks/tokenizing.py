@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -111,20 +112,36 @@ def _quietly(_line: str) -> None:
 
 
 def spent(way: str, data: Path, tokenizer: Path) -> dict[str, float]:
-    """Seconds of one reading in a process of its own, and the most MiB that it and its children had."""
+    """One reading in a process of its own: seconds, processor seconds, and the most MiB at a time.
+
+    The last two are those of the process and its children.
+    """
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-P", "-m", "benchmarks.tokenizing", "--read", way, data, tokenizer, out]
         environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "TOKENIZERS_PARALLELISM": "true"}
         if way == "datasets":
             environment["TOKENIZERS_PARALLELISM"] = "false"  # its processes are forked, and share the cores
-        began, most = time.monotonic(), 0
+        began, most, before = time.monotonic(), 0, _processor_seconds()
         child = subprocess.Popen(map(str, command), env=environment, stdout=subprocess.DEVNULL)
         while child.poll() is None:
             most = max(most, _held(child.pid))
             time.sleep(LOOK_S)
         if child.returncode:
             raise SystemExit(f"{way} failed")
-        return {"seconds": round(time.monotonic() - began, 2), "mib": round(most / 2**20)}
+        figures = {
+            "seconds": round(time.monotonic() - began, 2),
+            "processor_seconds": round(_processor_seconds() - before, 2),
+            "mib": round(most / 2**20),
+        }
+    size = data.stat().st_size / 2**20
+    print(f"{way}, {size:.0f} MiB: {figures}", file=sys.stderr, flush=True)
+    return figures
+
+
+def _processor_seconds() -> float:
+    """Of all children that have ended, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _held(pid: int) -> int:
@@ -140,50 +157,65 @@ def _held(pid: int) -> int:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    """Turns of both on a small file, and one of each on a large one."""
+    """Turns of both on a small file, then one of each on a large one; figures are kept after each part."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-tokenizing-") as scratch:
         folder = Path(scratch)
         tokenizer, small, large = folder / "tokenizer", folder / "small.jsonl", folder / "large.jsonl"
         make_tokenizer(tokenizer)
         make_data(small, options.megabytes * 2**20)
-        turns = {way: [] for way in WAYS}
+        turns: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for number in range(options.rounds):
             for way in WAYS[:: 1 if number % 2 else -1]:
                 turns[way].append(spent(way, small, tokenizer))
-        make_data(large, options.large * 2**20)
-        whole = {way: spent(way, large, tokenizer) for way in WAYS}
-    seconds = {way: statistics.median(turn["seconds"] for turn in turns[way]) for way in WAYS}
-    pairs = zip(turns["datasets"], turns["hetpeer"], strict=True)
-    speed = statistics.median(theirs["seconds"] / ours["seconds"] for theirs, ours in pairs)
-    goals = {"speed": speed >= SPEED, "memory": whole["hetpeer"]["mib"] <= MEMORY_MIB}
+        found = _small(turns) | {"megabytes": options.megabytes, "rounds": options.rounds}
+        report.keep("tokenizing", found, seed=options.seed)
+        if options.large:
+            make_data(large, options.large * 2**20)
+            found |= {"large_megabytes": options.large, "large": {}}
+            for way in WAYS:
+                found["large"][way] = spent(way, large, tokenizer)
+                report.keep("tokenizing", found, seed=options.seed)
+            found["goals"]["memory"] = found["large"]["hetpeer"]["mib"] <= MEMORY_MIB
+    return found | {"met": all(found["goals"].values())}
+
+
+def _small(turns: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Medians of the small file, and how fast ours is beside theirs in pairs of turns."""
+    whole = ("seconds", "processor_seconds")
+    medians = {
+        way: {name: statistics.median(one[name] for one in turns[way]) for name in whole} for way in WAYS
+    }
+    pairs = [*zip(turns["datasets"], turns["hetpeer"], strict=True)]
+    speed, work = (statistics.median(theirs[name] / ours[name] for theirs, ours in pairs) for name in whole)
     return {
-        "megabytes": options.megabytes,
-        "rounds": options.rounds,
-        "seconds": seconds,
+        "small": medians,
         "speed": round(speed, 3),
-        "large_megabytes": options.large,
-        "large": whole,
-        "goals": goals,
-        "met": all(goals.values()),
+        "speed_per_processor_second": round(work, 3),
+        "goals": {"speed": speed >= SPEED},
     }
 
 
 def show(figures: dict[str, Any]) -> None:
-    ours, theirs = (figures["seconds"][way] for way in WAYS)
-    speed = figures["speed"]
-    print(f"{figures['megabytes']} MB: {ours:.1f} s, datasets {theirs:.1f} s: {speed:.2f} of its speed")
-    for way, one in figures["large"].items():
+    ours, theirs = (figures["small"][way] for way in WAYS)
+    print(
+        f"{figures['megabytes']} MiB: {ours['seconds']:.1f} s, datasets {theirs['seconds']:.1f} s: "
+        f"{figures['speed']:.2f} of its speed; processor seconds {ours['processor_seconds']:.1f} and "
+        f"{theirs['processor_seconds']:.1f}"
+    )
+    for way, one in figures.get("large", {}).items():
         print(
-            f"{figures['large_megabytes']} MB by {way}: {one['seconds']:.0f} s, {one['mib']:.0f} MiB at most"
+            f"{figures['large_megabytes']} MiB by {way}: {one['seconds']:.0f} s, {one['mib']:.0f} MiB at most"
         )
     report.show_goals(figures["goals"])
 
 
 def main() -> int:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--megabytes", type=int, default=64, help="of the small file (default: 64)")
+    parser.add_argument("--megabytes", type=int, default=64, help="MiB of the small file (default: 64)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
-    parser.add_argument("--large", type=int, default=1024, help="megabytes of the large file (default: 1024)")
+    parser.add_argument(
+        "--large", type=int, default=1024, help="MiB of the large file, 0: none (default: 1024)"
+    )
     parser.add_argument(
         "--read", nargs=4, metavar=("WAY", "DATA", "TOKENIZER", "OUT"), help="what a child does"
     )

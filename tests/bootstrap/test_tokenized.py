@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,52 @@ def test_a_file_alone_is_a_tokenizer_without_a_template(tmp_path: Path) -> None:
         assert [*whole.ids] == [*part.ids, 1]
     with pytest.raises(LocalError, match=r"HP-DATA-009.*it has no chat template"):
         made(written(tmp_path / "a.jsonl", CHATS, "messages"), file)
+
+
+def test_a_truncation_that_the_tokenizer_stores_cuts_no_text(tmp_path: Path) -> None:
+    """`whole` leaves a truncation behind, too; a text of special tokens is read as transformers reads it."""
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    made = AutoTokenizer.from_pretrained(folder)
+    made.backend_tokenizer.enable_truncation(3)
+    made.backend_tokenizer.enable_padding(length=50)
+    made.save_pretrained(folder)
+    ours, texts = Tokenizer(folder), [*TEXTS, "", "<|user|>a<|end|>"]
+    assert [len(ids) for ids in ours.whole(texts, 2)][:3] == [2, 2, 2]
+    wanted = AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
+    assert [[*document.ids] for document in ours.texts(texts)] == [
+        [*ids, 1][: len(ids) + (ids[-1:] != [1])] for ids in wanted
+    ]
+
+
+def test_a_tokenizer_with_a_call_of_its_own_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Tokenizer(tokenizer_folder(tmp_path / "tokenizer"))
+    kind = type(ours._tokenizer)
+    before = kind.__call__
+
+    class Lower(kind):  # type: ignore[misc, valid-type]
+        def __call__(self, text: list[str], **options: object) -> object:
+            return before(self, [one.lower() for one in text], **options)
+
+    ours._tokenizer.__class__ = Lower
+    (document,) = ours.texts(["THE FOX"])
+    assert ours.decoded(document.ids) == "the fox"
+
+
+def test_a_bad_line_far_behind_is_met_when_it_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetpeer.bootstrap.samples.documents.BATCH_RECORDS", 8)
+    path = written(tmp_path / "a.jsonl", TEXTS)
+    path.write_text(path.read_text() + "{no\n")
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    read = documents(records(data_files([path], print), None, Progress(print)), Tokenizer(folder))
+    seen = [next(read) for _ in TEXTS[:56]]
+    with pytest.raises(LocalError, match=r"HP-DATA-008.*line 61 of"):
+        next(read)
+    assert len(seen) == 56
+    assert not [one for one in threading.enumerate() if one.name.startswith("tokenizing")]
 
 
 def learned(document: Document, folder: Path) -> str:

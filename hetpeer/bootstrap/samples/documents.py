@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hetpeer.bootstrap.samples.arrow_records import dataset_records, parquet_records
 from hetpeer.bootstrap.samples.formats import DataFile, Format
 from hetpeer.bootstrap.samples.line_records import csv_records, jsonl_records, text_records
 from hetpeer.bootstrap.samples.record import Progress, Record, bad_record
 from hetpeer.bootstrap.samples.tokenizer import Document, Message, Tokenizer
+
+T = TypeVar("T")
 
 BATCH_CHARACTERS, BATCH_RECORDS = 2**20, 1024
 """Most that is tokenized at once."""
@@ -50,20 +53,36 @@ def texts(found: Iterable[Record]) -> Iterator[bytes]:
 
 def documents(found: Iterable[Record], tokenizer: Tokenizer) -> Iterator[Document]:
     """Tokenized texts and chats, in order; empty texts are left out. Raises HP-DATA-008, HP-DATA-009."""
+    for batch in _ahead([*_tokenized(batch, tokenizer)] for batch in _batches(found)):
+        yield from batch
+
+
+def _batches(found: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records that are tokenized at once: all texts, or all chats."""
     batch: list[Record] = []
     size = 0
     for record in found:
         if batch and isinstance(batch[0].content, str) != isinstance(record.content, str):
-            yield from _tokenized(batch, tokenizer)
+            yield batch
             batch, size = [], 0
         if record.content != "":
             batch.append(record)
             size += len(record.content) if isinstance(record.content, str) else 1000
         if size >= BATCH_CHARACTERS or len(batch) == BATCH_RECORDS:
-            yield from _tokenized(batch, tokenizer)
+            yield batch
             batch, size = [], 0
     if batch:
-        yield from _tokenized(batch, tokenizer)
+        yield batch
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """`items`; a thread makes the next one while the caller uses the last one."""
+    end: Any = object()
+    with ThreadPoolExecutor(1, "tokenizing") as thread:
+        coming = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item
 
 
 def _tokenized(batch: Sequence[Record], tokenizer: Tokenizer) -> Iterator[Document]:

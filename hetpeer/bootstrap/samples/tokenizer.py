@@ -102,8 +102,29 @@ class Tokenizer:
     def texts(self, texts: Sequence[str]) -> Iterator[Document]:
         """Documents of `texts`, tokenized in parallel, in order."""
         end = self._tokenizer.eos_token_id
-        for ids in self._tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]:
-            yield Document(ids if end is None or ids[-1:] == [end] else [*ids, end])
+        for ids in self._encoded(texts):
+            if end is not None and ids[-1:] != [end]:
+                ids.append(end)
+            yield Document(ids)
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Ids of each text with its special tokens."""
+        if not self._plain:
+            yield from self._tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+            return
+        self._tokenizer([""])  # no truncation, no padding, and how special tokens are read
+        for encoding in self._tokenizer.backend_tokenizer.encode_batch_fast(texts):
+            yield encoding.ids
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a call of the tokenizer does no more than its Rust part: that is faster without offsets."""
+        import transformers
+
+        kind, plain = type(self._tokenizer), transformers.PreTrainedTokenizerFast
+        return issubclass(kind, plain) and all(
+            getattr(kind, name) is getattr(plain, name) for name in ("__call__", "_encode_plus")
+        )
 
     def whole(self, texts: Sequence[str], length: int) -> list[list[int]]:
         """Ids of each text with the special tokens that the model expects, cut to `length`."""

@@ -6,8 +6,10 @@ tail is like the rest whatever their order, and are gathered into shards from th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import SPLIT_STREAM, Indices, permutation
+from hetpeer.stages.data.sample_spool import SampleSpool
 from hetpeer.stages.data.shards import (
     DTYPES,
     SHARD_BYTES,
@@ -34,6 +37,8 @@ Look = Callable[[Arrays], None]
 """Gets samples: name → array [samples, …]."""
 Sample = dict[str, ArraySpec]
 """Name → array of one sample."""
+Records = np.ndarray[Any, np.dtype[Any]]
+"""Samples, [samples], of a structured dtype with a field for each array."""
 
 
 def write_samples(
@@ -51,18 +56,18 @@ def write_samples(
     first sample that differs from the first one or cannot be trained on, HP-DATA-003 if there are too few,
     and OSError if `folder` cannot be written. Errors of `samples` pass through.
     """
-    spool = folder / "samples.spool"
-    specs, count = _spool(samples, spool)
+    path = folder / "samples.spool"
     some = [share for share in (heldout_fraction, 1 - heldout_fraction) if share]
+    specs, records = _spool(samples, path)
+    count = len(records)
     if count < len(some):
         raise _too_few(maker, count, len(some))
-    records = np.memmap(spool, dtype=_record(specs), mode="r")
     order = permutation(seed, SPLIT_STREAM, count)
     trained = count - max(1, int(count * heldout_fraction)) if heldout_fraction else count
     train_shards = _write(records, order[:trained], folder, specs, looks)
     heldout_shards = _write(records, order[trained:], folder, specs, looks)
     del records
-    spool.unlink()
+    path.unlink(missing_ok=True)
     return specs, train_shards, heldout_shards
 
 
@@ -81,23 +86,22 @@ def example_of(samples: Sequence[Any], count: int, maker: str) -> Arrays:
     return {name: np.stack([row[name] for row in rows]) for name in specs}
 
 
-def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, int]:
-    """Write all samples one after the other to a file, with equally many bytes each."""
+def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, Records]:
+    """(arrays of a sample, all samples in their own order)."""
     specs: Sample = {}
-    count = 0
-    with path.open("wb") as file:
-        for sample in samples:
-            arrays = _arrays(sample, count)
-            specs = specs or _specs(arrays)
-            _check_alike(specs, arrays, count)
-            for array in arrays.values():
-                file.write(array.tobytes())
-            count += 1
-    return specs, count
+    spool = None
+    for number, sample in enumerate(samples):
+        arrays = _arrays(sample, number)
+        if spool is None:
+            specs = _specs(arrays)
+            spool = SampleSpool(path, specs)
+        _check_alike(specs, arrays, number)
+        spool.add(arrays)
+    return specs, np.empty(0) if spool is None else spool.finish()
 
 
 def _specs(arrays: Arrays) -> Sample:
-    return {name: ArraySpec(dtype=array.dtype.name, shape=array.shape) for name, array in arrays.items()}
+    return {name: ArraySpec(dtype=_name(array.dtype), shape=array.shape) for name, array in arrays.items()}
 
 
 def _check_alike(specs: Sample, arrays: Arrays, number: int) -> None:
@@ -130,7 +134,7 @@ def _array(value: Any, name: str, number: int) -> Array:
         array = np.asarray(value)
     except Exception as error:
         raise _bad(number, f"{name!r} is no array: {error}", "yield numpy arrays") from error
-    if array.dtype.name not in DTYPES:
+    if _name(array.dtype) not in DTYPES:
         raise _bad(number, f"{name!r} is of dtype {array.dtype.name}", f"use one of {', '.join(DTYPES)}")
     if array.size == 0 or array.ndim > MAX_DIMENSIONS:
         raise _bad(
@@ -143,6 +147,12 @@ def _array(value: Any, name: str, number: int) -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
+@lru_cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """Numpy's name of a dtype, which it makes anew each time."""
+    return dtype.name
+
+
 def _difference(specs: Sample, found: Sample) -> str:
     if specs.keys() != found.keys():
         return f"it has {', '.join(found)}, and the first one has {', '.join(specs)}"
@@ -153,23 +163,19 @@ def _difference(specs: Sample, found: Sample) -> str:
     )
 
 
-def _record(specs: Sample) -> np.dtype[Any]:
-    """Dtype of one sample in the spool file."""
-    return np.dtype([(name, spec.dtype, spec.shape) for name, spec in specs.items()])
-
-
 def _write(
-    records: np.ndarray[Any, Any],
+    records: Records,
     order: Indices,
     folder: Path,
-    names: Iterable[str],
+    specs: Sample,
     looks: Sequence[Look],
 ) -> list[ShardFile]:
     """Write the samples `order` in shards of about equal size."""
     shards, begin = [], 0
-    for count in even_parts(len(order), max(1, SHARD_BYTES // records.itemsize)):
+    size = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())
+    for count in even_parts(len(order), max(1, SHARD_BYTES // size)):
         rows = records[order[begin : begin + count]]
-        arrays = {name: np.ascontiguousarray(rows[name]) for name in names}
+        arrays = {name: np.ascontiguousarray(rows[name], dtype=spec.dtype) for name, spec in specs.items()}
         for look in looks:
             look(arrays)
         shards.append(write_shard(folder, arrays, count))
