@@ -15,6 +15,7 @@ from hetpeer.bootstrap.pretrained.tasks import ARRAYS, LABEL_FIELDS, OF_TEXTS, T
 from hetpeer.bootstrap.run.run_directory import Author
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.samples.formats import DataFile, Format, data_files
+from hetpeer.bootstrap.samples.hub_name import PREFIX, HubName
 from hetpeer.bootstrap.samples.image_samples import ImageData
 from hetpeer.bootstrap.samples.labelled import answers, classes
 from hetpeer.bootstrap.samples.packing import IDS, POSITIONS
@@ -65,11 +66,16 @@ class DataOptions:
 
 
 def absolute_data(data: Sequence[Path | str], option: str = "--data") -> tuple[str, ...]:
-    """`data` with absolute paths: one `module.py:function`, or files. Raises `LocalError` HP-DATA-004."""
+    """`data` with absolute paths: one `module.py:function`, or files and data sets.
+
+    Raises `LocalError` HP-DATA-001, HP-DATA-004.
+    """
     names = [str(name) for name in data]
     functions = [name for name in names if FUNCTION.fullmatch(name)]
     if not functions:
-        return tuple(str(Path(name).resolve()) for name in names)
+        return tuple(
+            str(HubName.parse(name) if name.startswith(PREFIX) else Path(name).resolve()) for name in names
+        )
     if len(names) > 1:
         raise DATA.error(functions[0], f"it is not the only {option}")
     return (absolute_reference(functions[0], DATA),)

@@ -7,14 +7,12 @@ source = ModelSource.parse("hf:Qwen/Qwen3-0.6B@main")  # an id of the hub
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.bootstrap.samples.hub_name import HUB_ID, PREFIX
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
-PREFIX = "hf:"
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 TOKENIZER_FILES = (
     *(
         "tokenizer.json",

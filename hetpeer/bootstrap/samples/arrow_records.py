@@ -1,14 +1,17 @@
-"""Records of parquet files and of folders that `datasets` has saved, read in small batches.
+"""Records of parquet files, and of data sets as `datasets` reads them, in small batches.
 
 The only module that imports pyarrow and datasets, which belong to the extra `hf`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hetpeer.bootstrap.samples.hub_name import HubName, no_data_set
 from hetpeer.bootstrap.samples.record import (
     Progress,
     Record,
@@ -63,13 +66,7 @@ def dataset_records(
     try:
         found = datasets.load_from_disk(str(path))
         if isinstance(found, datasets.DatasetDict):
-            if "train" not in found and len(found) != 1:
-                raise bad_record(
-                    str(path),
-                    f"it has several splits, none called train: {', '.join(found)}",
-                    "give the folder of one split",
-                )
-            found = found["train"] if "train" in found else next(iter(found.values()))
+            found = _training_split(found, path)
         columns = _columns(found.column_names, asked, label, path)
         row = 0
         for table in found.select_columns(columns).with_format("arrow").iter(ROWS):
@@ -82,7 +79,70 @@ def dataset_records(
         raise _damaged(path, error, "folder of datasets") from error
 
 
-def _columns(names: Collection[str], asked: str | None, label: str | None, path: Path) -> list[str]:
+def hub_records(
+    name: HubName, asked: str | None, progress: Progress, label: str | None = None
+) -> Iterator[Record]:
+    """One record for each row of the split `train`, or of the only split, fetched as it is read.
+
+    Raises `LocalError` HP-DATA-001 if there is no such data set, HP-DATA-008 if it has several other splits,
+    cannot be read, or lacks the field.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise not_installed("reading data sets of the hub", "datasets") from error
+    progress.total = 0  # bytes that are still to come are not known
+    with _hub_errors(name):
+        with _without_log():
+            found = datasets.load_dataset(name.name, name.config, revision=name.revision, streaming=True)
+            rows = _training_split(found, name)
+            names = rows.column_names or [*next(iter(rows.take(1)), {})]
+        columns = _columns(names, asked, label, name)
+        row = 0
+        for table in rows.select_columns(columns).with_format("arrow").iter(ROWS):
+            yield from _rows(table, columns, row, name)
+            row += len(table)
+
+
+def _training_split(found: Mapping[str, Any], where: Path | HubName) -> Any:
+    """The split `train`, or the only one. Raises `LocalError` HP-DATA-008."""
+    if "train" not in found and len(found) != 1:
+        raise bad_record(
+            str(where),
+            f"it has several splits, none called train: {', '.join(found)}",
+            "give the folder of one split",
+        )
+    return found["train"] if "train" in found else next(iter(found.values()))
+
+
+@contextmanager
+def _hub_errors(name: HubName) -> Iterator[None]:
+    """Context that turns the many errors of datasets into HP-DATA-001."""
+    try:
+        yield
+    except LocalError:
+        raise
+    except ConnectionError as error:
+        why = "the hub cannot be reached, and the data set is not among those that were fetched before"
+        raise no_data_set(str(name), why, "connect this machine to the network, or give files") from error
+    except Exception as error:
+        why = " ".join((str(error).strip() or type(error).__name__).splitlines()[:2])
+        fix = "check its name and configuration; a private data set needs `hf auth login` on this machine"
+        raise no_data_set(str(name), why, fix) from error
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Context without log lines: retries of a hub that cannot be reached, advice, errors raised as well."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _columns(names: Collection[str], asked: str | None, label: str | None, path: Path | HubName) -> list[str]:
     """The columns to read: that of the text, and that of the label if one is asked for."""
     where = f"row 1 of {path}"
     name = chosen_field(names, asked, where)
@@ -90,7 +150,7 @@ def _columns(names: Collection[str], asked: str | None, label: str | None, path:
     return [name] if label is None else [name, label]
 
 
-def _rows(table: Any, columns: Sequence[str], before: int, path: Path) -> Iterator[Record]:
+def _rows(table: Any, columns: Sequence[str], before: int, path: Path | HubName) -> Iterator[Record]:
     """Records of a batch of rows; `before`: rows of earlier batches."""
     contents = [table.column(name).to_pylist() for name in columns]
     for number, row in enumerate(zip(*contents, strict=True), before + 1):

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from hetpeer.bootstrap.samples.arrow_records import dataset_records, parquet_records
+from hetpeer.bootstrap.samples.arrow_records import dataset_records, hub_records, parquet_records
 from hetpeer.bootstrap.samples.formats import DataFile, Format
+from hetpeer.bootstrap.samples.hub_name import HubName
 from hetpeer.bootstrap.samples.line_records import csv_records, jsonl_records, text_records
 from hetpeer.bootstrap.samples.record import Progress, Record, bad_record
 from hetpeer.bootstrap.samples.tokenizer import Document, Message, Tokenizer
@@ -124,3 +125,5 @@ def _reader(file: DataFile, asked: str | None) -> Callable[..., Iterator[Record]
             return partial(parquet_records, file.path, file.bytes, asked)
         case Format.DATASET:
             return partial(dataset_records, file.path, file.bytes, asked)
+        case Format.HUB:
+            return partial(hub_records, HubName.parse(str(file.path)), asked)

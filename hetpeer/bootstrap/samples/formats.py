@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.bootstrap.samples.hub_name import PREFIX, HubName
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.token_shards import files_under
 
@@ -30,6 +31,8 @@ class Format(enum.Enum):
     PARQUET = "parquet"
     DATASET = "datasets"
     """A folder that `Dataset.save_to_disk` has written."""
+    HUB = "hf"
+    """A data set by its name (hub_name.py)."""
 
 
 BY_SUFFIX = dict.fromkeys((*PROSE, *CODE), Format.TEXT) | {
@@ -39,21 +42,22 @@ BY_SUFFIX = dict.fromkeys((*PROSE, *CODE), Format.TEXT) | {
     ".tsv": Format.TSV,
     ".parquet": Format.PARQUET,
 }
-KNOWN = ".txt, .jsonl, .csv, .parquet, a folder of datasets, or a function that yields samples"
+KNOWN = ".txt, .jsonl, .csv, .parquet, a folder of datasets, hf:ID, or a function that yields samples"
 DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 """A folder with one of these is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file whose format is known, or a folder of datasets."""
+    """A file whose format is known, a folder of datasets, or a data set of the hub."""
 
     path: Path
+    """For a data set of the hub its name, `hf:…`."""
     format: Format
 
     @property
     def bytes(self) -> int:
-        """Size on the disk."""
+        """Size on the disk; 0 for a data set of the hub."""
         parts = self.path.rglob("*") if self.format is Format.DATASET else [self.path]
         return sum(part.stat().st_size for part in parts if part.is_file())
 
@@ -61,11 +65,15 @@ class DataFile:
 def data_files(paths: Iterable[Path], tell: Callable[[str], None]) -> list[DataFile]:
     """The data files under `paths`, in order; `tell` gets a line about files of folders that are left out.
 
-    Raises `LocalError` HP-DATA-001 for a path that does not exist or cannot be read, HP-DATA-007 for a named
-    file whose format is not known, or a folder without any other.
+    Raises `LocalError` HP-DATA-001 for a path or name that does not exist or cannot be read, HP-DATA-007 for
+    a named file whose format is not known, or a folder without any other.
     """
     found: list[DataFile] = []
     for path in paths:
+        if str(path).startswith(PREFIX):
+            HubName.parse(str(path))
+            found.append(DataFile(path, Format.HUB))
+            continue
         if any((path / name).is_file() for name in DATASET_FILES):
             found.append(DataFile(path, Format.DATASET))
             continue

@@ -35,15 +35,15 @@ ClassesOption = Annotated[
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PATH | MODULE.PY:FUNCTION",
-        help="File or folder of data, repeatable; for images a folder with one sub-folder for each class; or "
-        "a function that yields samples (default: the source text of Python's library).",
+        metavar="PATH | hf:ID[:CONFIG][@REVISION] | MODULE.PY:FUNCTION",
+        help="File, folder or data set of the hub, repeatable; for images a folder with one sub-folder for "
+        "each class; or a function that yields samples (default: the source text of Python's library).",
     ),
 ]
 EvalDataOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PATH | MODULE.PY:FUNCTION",
+        metavar="PATH | hf:ID | MODULE.PY:FUNCTION",
         help="Data that is evaluated and not trained on, read as --data is; repeatable (default: a tenth of "
         "--data).",
     ),
