@@ -116,6 +116,36 @@ def make_frozen_run(folder: Path) -> RunDirectory:
     )
 
 
+COMPLEX = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 8), nn.Linear(8, 256)
+        self.register_buffer("freqs_cis", torch.polar(torch.ones(16, 4), torch.arange(64.0).view(16, 4)))
+
+    def forward(self, tokens, targets):
+        x = torch.view_as_complex(self.embed(tokens).unflatten(-1, (4, 2)))
+        logits = self.head(torch.view_as_real(x * self.freqs_cis).flatten(-2))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+
+def make_complex_run(folder: Path) -> RunDirectory:
+    """A run of a model with a table of complex numbers, as in Meta's reference Llama."""
+    (folder / "turned.py").write_text(COMPLEX)
+    (folder / "text.txt").write_text("text " * 1000)
+    return create_run(
+        folder / "run",
+        model=f"{folder / 'turned.py'}:Model",
+        data=[folder / "text.txt"],
+        sequence_length=16,
+        training=TRAINING,
+    )
+
+
 def rewrite_log(run: RunDirectory, change: Callable[[list[dict[str, Any]]], None]) -> None:
     """Change the coordinator's log."""
     records = list(read_log(run.log_path))

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.results.generate import BYTES, _logits, generate
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from tests.bootstrap.engine import make_frozen_run, rewrite_log
+from tests.bootstrap.engine import make_complex_run, make_frozen_run, rewrite_log
 
 pytestmark = pytest.mark.xdist_group("trained run")
 
@@ -91,6 +91,16 @@ def test_constants_in_bfloat16_come_home(tmp_path: Path) -> None:
     assert weights["embed.weight"].dtype == weights["unused"].dtype == torch.bfloat16
     assert torch.equal(weights["again.weight"], weights["head.weight"])
     assert len(b"".join(generate(run.path, "a", tokens=2, temperature=0, seed=0))) == 2
+
+
+def test_a_complex_table_comes_home_as_it_was(tmp_path: Path) -> None:
+    run = make_complex_run(tmp_path)
+    weights = load_file(export(run.path, tmp_path / "weights.safetensors").weights)
+    model = build_model(run.author().model, seed=0)
+    before = model.get_buffer("freqs_cis").clone()
+    model.load_state_dict(weights, strict=True)
+    assert torch.equal(weights["freqs_cis"], before)
+    assert weights["freqs_cis"].is_complex()
 
 
 def test_damaged_checkpoint_is_not_exported(trained: RunDirectory, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.draws import number_draws
 from hetpeer.stages.tracing.inference_mode import inference_as_no_grad
+from hetpeer.stages.tracing.passes.complex_pairs import without_complex
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
 from hetpeer.stages.tracing.sanity_checks import checks_pass
 
@@ -76,6 +77,7 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autoc
         if autocast:
             _keep_casts(exported)
         decomposed: ExportedProgram = exported.run_decompositions({})
+        without_complex(decomposed)
     return decomposed
 
 

@@ -81,7 +81,7 @@ class Rewriter:
         op = "getitem" if node.target is operator.getitem else str(node.target)
         if op in ASSERTIONS or isinstance(node.meta.get("val"), SYMBOLIC):
             return
-        self.lines[node.name] = _line(node)
+        self.lines[node.name] = author_line(node)
         if any(map(_depends_on_values, _sizes(node.meta["val"]))):
             raise unsupported(op, "the size of its result depends on values", self.lines[node.name], VALUES)
         if op == NATIVE_DROPOUT:
@@ -204,7 +204,9 @@ class Rewriter:
             value = argument.meta.get("val")
             if isinstance(value, SYMBOLIC):
                 if not isinstance(value, torch.SymInt) or _depends_on_values(value):
-                    raise unsupported(str(argument.target), "its result is no size", _line(argument), VALUES)
+                    raise unsupported(
+                        str(argument.target), "its result is no size", author_line(argument), VALUES
+                    )
                 return _size(value)
             return Ref(self.name(argument.name))
         if isinstance(argument, (list, tuple)):
@@ -276,6 +278,6 @@ def _kept(node: fx.Node) -> tuple[fx.Node, float] | None:
     return None
 
 
-def _line(node: fx.Node) -> str:
+def author_line(node: fx.Node) -> str:
     """The author's line, from the stack that torch keeps with each node."""
     return line_of(re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or ""))

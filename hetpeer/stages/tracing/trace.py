@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -22,6 +23,7 @@ from hetpeer.stages.operators.own_operators import is_one_value
 from hetpeer.stages.tracing.capture import capture
 from hetpeer.stages.tracing.draws import read_numbers
 from hetpeer.stages.tracing.passes.causal_masks import with_causal_flag
+from hetpeer.stages.tracing.passes.complex_pairs import PAIRS
 from hetpeer.stages.tracing.passes.large_losses import without_logits
 from hetpeer.stages.tracing.passes.recurrent_layers import split_layers
 from hetpeer.stages.tracing.refusals import unfit, unsupported
@@ -173,13 +175,18 @@ def _state_dict(model: nn.Module) -> dict[str, str]:
 
 
 def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, tuple[str, Tensor]]]:
-    """(value name, (name in the model, tensor)) of parameters, buffers and constants, in order."""
+    """(value name, (name in the model, tensor)) of parameters, buffers and constants, in order.
+
+    Complex ones are pairs of real numbers.
+    """
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     names = _state_dict(model)
     tensors = {**exported.constants, **exported.state_dict}
     for spec in exported.graph_signature.input_specs:
         if spec.kind in kinds and spec.target is not None:
-            yield spec.arg.name, (names.get(spec.target, spec.target), tensors[spec.target])
+            name, tensor = names.get(spec.target, spec.target), tensors[spec.target]
+            paired = (name + PAIRS, torch.view_as_real(tensor)) if tensor.is_complex() else (name, tensor)
+            yield spec.arg.name, paired
         elif spec.kind is not InputKind.USER_INPUT:
             raise unfit(
                 f"the model has an input of the kind {spec.kind.name}",

@@ -1,1 +1,1 @@
-"""Rewrites of a traced graph, from calls to calls: fewer numbers to compute, more places to cut."""
+"""Rewrites of a traced program or graph: fewer numbers to compute, more places to cut, no complex ones."""
