@@ -104,8 +104,8 @@ def plan_model(
     import torch
 
     from hetpeer.stages.tracing.assemble import ComputeMode
-    from hetpeer.stages.tracing.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
+    from hetpeer.stages.tracing.stand_ins.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.trace import trace
 
     planned, task = _without_weights(model, task)

@@ -55,9 +55,9 @@ def ship(
     from hetpeer.bootstrap.authoring.equivalence import check_likeness, memory_of
     from hetpeer.stages.block.device import survey
     from hetpeer.stages.tracing.assemble import ComputeMode
-    from hetpeer.stages.tracing.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.counted_targets import counted_targets
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
+    from hetpeer.stages.tracing.stand_ins.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.trace import trace
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}

@@ -20,10 +20,10 @@ from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.draws import number_draws
-from hetpeer.stages.tracing.inference_mode import inference_as_no_grad
 from hetpeer.stages.tracing.passes.complex_pairs import without_complex
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
-from hetpeer.stages.tracing.sanity_checks import checks_pass
+from hetpeer.stages.tracing.stand_ins.inference_mode import inference_as_no_grad
+from hetpeer.stages.tracing.stand_ins.sanity_checks import checks_pass
 
 _log = logging.getLogger(__name__)
 
