@@ -1,9 +1,9 @@
 """Costs of a graph, found by running it on tensors with shapes but no memory, and a table by operator.
 
 FLOPs come from torch's own formulas (FlopCounterMode) on meta tensors, where attention is the plain product
-of matrices. An operator without a formula counts one operation for each element that it makes, so that only
-rearrangements are free. Memory kept for the backward comes from autograd itself, on fake CPU tensors, where
-attention is the fused kernel that a peer will run.
+of matrices. An operator without a formula counts one operation for each element that it makes, or what
+`Operator.work` says, so that only rearrangements are free. Memory kept for the backward comes from autograd
+itself, on fake CPU tensors, where attention is the fused kernel that a peer will run.
 
 The table is what `hetpeer inspect` shows and a planner reads: FLOPs and bytes of one full microbatch. Nothing
 is measured in seconds here: block/device.py turns FLOPs into a time.
@@ -69,7 +69,7 @@ def measure(
             total = counter.get_total_flops()
             value = _describe(result)
             values[node.name] = value
-            flops[node.name] = (total - counted) or (0 if operator_of(node.op).moves else _count(value))
+            flops[node.name] = (total - counted) or _elementwise(node.op, value)
             counted = total
             if check is not None:
                 check(node, value, flops[node.name])
@@ -123,11 +123,14 @@ def _call_flops(
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ProtocolError(f"{op} has no backward pass", why=line) from error
         formula_backward = counter.get_total_flops() - formula
-    if operator_of(op).moves:
+    operator = operator_of(op)
+    if operator.moves:
         return CallFlops(forward=formula, backward=formula_backward, formula=False)
-    made = sum(gradient.numel() for gradient in found if gradient is not None)
+    made = operator.work * sum(gradient.numel() for gradient in found if gradient is not None)
     return CallFlops(
-        forward=formula or _count(_describe(result)), backward=formula_backward or made, formula=formula > 0
+        forward=formula or _elementwise(op, _describe(result)),
+        backward=formula_backward or made,
+        formula=formula > 0,
     )
 
 
@@ -212,6 +215,12 @@ def _describe_tensor(result: Any) -> TensorSpec:
     if dtype not in ITEM_BYTES:
         raise ProtocolError(f"an operator of the graph made a tensor of {dtype}")
     return TensorSpec(shape=tuple(result.shape), dtype=dtype, grad=result.requires_grad)
+
+
+def _elementwise(op: str, value: Value) -> int:
+    """FLOPs of a call without a formula that makes `value`."""
+    operator = operator_of(op)
+    return 0 if operator.moves else operator.work * _count(value)
 
 
 def _count(value: Value) -> int:

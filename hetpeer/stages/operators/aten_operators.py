@@ -69,8 +69,8 @@ FAMILY: Mapping[str, Operator] = {
     **aten(
         """
         all.default all.dim amax.default amin.default any.default any.dim argmax.default
-        argmin.default argsort.default argsort.stable cumprod.default cumsum.default
-        logsumexp.default max.default max.dim mean.default mean.dim min.default min.dim
+        argmin.default argsort.default argsort.stable cummax.default cumprod.default
+        cumsum.default logsumexp.default max.default max.dim mean.default mean.dim min.default min.dim
         prod.default prod.dim_int sort.default std.correction std.dim sort.stable sum.default
         sum.dim_IntList topk.default var.correction var.dim
         """

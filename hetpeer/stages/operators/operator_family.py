@@ -23,6 +23,8 @@ class Operator:
     _: KW_ONLY
     moves: bool = False
     """The operator only rearranges elements: it counts no FLOPs."""
+    work: int = 1
+    """FLOPs for each element that it makes, if torch has no formula for it."""
     factory: bool = False
     """The operator makes a tensor from no tensor. The runner passes its `device`; in a dry run that
     keeps the operator from allocating. All others compute where their arguments are.

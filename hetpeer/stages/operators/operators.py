@@ -15,6 +15,7 @@ from hetpeer.stages.operators import (
     guarded_operators,
     indexed_operators,
     own_operators,
+    scan_operators,
 )
 from hetpeer.stages.operators.operator_family import Operator
 
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Mapping[str, Operator]] = {
     "guarded": guarded_operators.FAMILY,
     "indexed": indexed_operators.FAMILY,
     "own": own_operators.FAMILY,
+    "scan": scan_operators.FAMILY,
 }
 """Family → its operators by their names in a graph; no name is in two families."""
 

@@ -24,6 +24,7 @@ from hetpeer.stages.tracing.passes.complex_pairs import without_complex
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
 from hetpeer.stages.tracing.stand_ins.inference_mode import inference_as_no_grad
 from hetpeer.stages.tracing.stand_ins.sanity_checks import checks_pass
+from hetpeer.stages.tracing.stand_ins.time_loops import loops_as_scans
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     """Export and decompose `model`."""
     with _quiet_torch():
-        with checks_pass(), inference_as_no_grad():
+        with checks_pass(), inference_as_no_grad(), loops_as_scans():
             exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         number_draws(exported)
         _keep_no_grad(exported)
