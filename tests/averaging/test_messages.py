@@ -197,6 +197,15 @@ def test_what_is_no_loss_is_refused(wrong):
         decode(msgpack.packb(plain))
 
 
+@pytest.mark.parametrize("wrong", [(-1, 2), (1,), (0.5, 1)])
+def test_what_are_no_hits_is_refused(wrong):
+    plain = {"kind": "evaluated", "line": {"term": 1, "view": 0}, "step": 0, "losses": {7: 1.0}}
+    assert decode(msgpack.packb(plain | {"hits": {7: (2, 3)}})).hits == {7: (2, 3)}
+    assert decode(msgpack.packb(plain)).hits == {}, "as earlier versions send it"
+    with pytest.raises(ProtocolError, match="hits"):
+        decode(msgpack.packb(plain | {"hits": {7: wrong}}))
+
+
 def test_a_squared_norm_that_is_not_finite_can_be_told():
     block = BlockVote(block=0, digest="", squared_norm=float("inf"), finite=False)
     vote = Vote(line=TermView(term=1, view=0), step=0, plan=1, blocks=(block,))

@@ -135,11 +135,22 @@ def test_losses_come_from_whoever_counts_at_the_last_block():
     books.report("a", 0, contents((0,), 0, 1), {0: 1.0})
     books.report("b", 0, contents((1,), 0, 1), {0: 99.0, 1: 2.0})
     assert books.train_loss({0: 1, 1: 1}) == 1.5
-    assert books.evaluated({2: 4.0, 3: 6.0, 0: 5.0})
-    assert not books.evaluated({2: 100.0})
+    assert books.evaluated({2: 4.0, 3: 6.0, 0: 5.0}, {2: (1, 4), 3: (2, 3), 0: (9, 9)})
+    assert not books.evaluated({2: 100.0}, {2: (4, 4)})
+    assert books.evaluation_hits() == (3, 7)
     assert books.evaluation_loss({2: 1, 3: 1}) == 5.0
     assert books.evaluation_loss({2: 1, 3: 3}) == 5.5
     assert books.complete()
+
+
+@pytest.mark.parametrize("hits", [{}, {2: (1, 4)}, {2: (0, 0), 3: (0, 0)}, {2: (1, 4), 3: (2, 1)}])
+def test_hits_that_are_not_of_all_targets_are_none(hits):
+    books = StepLedger(range(2), range(2, 4), 1)
+    assert books.evaluated({2: 4.0, 3: 6.0}, hits)
+    assert books.evaluation_hits() is None
+    books.skip(2)
+    books.skip(3)
+    assert books.evaluation_hits() is None
 
 
 def test_what_has_no_loss_does_not_count_where_losses_are():

@@ -97,6 +97,7 @@ def test_a_point_says_what_people_watch(fresh: RunDirectory) -> None:
         "perplexity": math.exp(2.0),
     }
     assert "perplexity" not in points.of(evaluation(4, 1e4)), "no float has it"
+    assert points.of({**evaluation(4, 2.0), "hits": [3, 4]})["accuracy"] == 0.75
 
 
 def test_the_learning_rate_is_that_of_the_update(fresh: RunDirectory) -> None:

@@ -108,7 +108,7 @@ RECORDS = [
     {"kind": "commit", "step": 1, "seconds": 50.0, "reduce_seconds": 4.0},
     {"kind": "average", "seconds": 7.0},
     {"kind": "evaluation", "loss": 3.5},
-    {"kind": "evaluation", "loss": 3.25},
+    {"kind": "evaluation", "loss": 3.25, "hits": [1, 4]},
     {"kind": "rollback"},
     {"kind": "of a later version"},
 ]
@@ -166,6 +166,7 @@ def test_figures_become_samples():
     assert (found["hetpeer_gradient_norm",], found["hetpeer_learning_rate",]) == (0.75, 5e-4)
     assert (found["hetpeer_checkpoint_step",], found["hetpeer_best_checkpoint_step",]) == (5, 3)
     assert found["hetpeer_heldout_loss",] == 3.25
+    assert found["hetpeer_heldout_accuracy",] == 0.25
     assert found["hetpeer_swarm_peers", "working"] == 2
     assert found["hetpeer_network_transmit_bytes_total",] == 5000
     assert (found["hetpeer_warning", "HP-NET-015"], found["hetpeer_warning", "HP-DISK-004"]) == (1, 0)

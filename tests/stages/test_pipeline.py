@@ -75,9 +75,12 @@ def test_evaluation_runs_forward_only_and_reports_at_the_end():
     core = pipeline("last")
     (run,) = core.activation(8, (Hop("last", 4, 6),), 0, "me", "in")
     assert not run.train
-    assert core.forward_done(run.key, None, 2.5) == [p.ReportEvaluated(8, 2.5), p.Release("in")]
+    assert core.forward_done(run.key, None, 2.5, (3, 7)) == [
+        p.ReportEvaluated(8, 2.5, (3, 7)),
+        p.Release("in"),
+    ]
     again = core.activation(8, (Hop("last", 4, 6),), 1, "me", "again")
-    assert again == [p.Release("again"), p.ReportEvaluated(8, 2.5)]
+    assert again == [p.Release("again"), p.ReportEvaluated(8, 2.5, (3, 7))]
 
 
 def test_a_repeated_activation_is_answered_with_what_is_kept():

@@ -39,6 +39,21 @@ async def test_an_edited_log_is_found(swarm: Swarm) -> None:
     (problem,) = replay(swarm.run.path).problems
     assert problem == "step 4: the loss is not what one machine gets"
 
+    def edit_hits(records):
+        commit = next(r for r in records if r["kind"] == "commit" and r["step"] == 4)
+        commit["loss"] = math.nextafter(commit["loss"], -math.inf)
+        first, *_ = (r for r in records if r["kind"] == "evaluation")
+        right, counted = first["hits"]
+        data, training = swarm.run.manifest.data, swarm.run.manifest.training
+        assert training.eval_samples is not None
+        assert counted == training.eval_samples * data.tokens_per_sample, "each sample once"
+        assert right < counted
+        first["hits"] = [right + 1, counted]
+
+    rewrite_log(swarm.run, edit_hits)
+    (problem,) = replay(swarm.run.path).problems
+    assert problem == "step 0: the held-out accuracy is not what one machine gets"
+
 
 @pytest.mark.parametrize("wrong", mostly_proof(["bit", "scale", "drop", "double"], ["bit"]))
 async def test_a_false_sum_is_found_and_named(swarm: Swarm, wrong: str) -> None:

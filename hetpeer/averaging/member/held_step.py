@@ -187,8 +187,9 @@ class HeldStep:
             case p.ReportSealed(slot, ids, losses):
                 contents = tuple(_ranges(ids))
                 return Tell(m.Sealed(line=line, step=number, slot=slot, contents=contents, losses=losses))
-            case p.ReportEvaluated(microbatch, loss):
-                return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
+            case p.ReportEvaluated(microbatch, loss, hits):
+                counted = {} if hits is None else {microbatch: hits}
+                return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}, hits=counted))
             case p.ReportChecked(key, rounding):
                 done = m.Checked(
                     line=line,

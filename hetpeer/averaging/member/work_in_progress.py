@@ -219,13 +219,18 @@ class WorkInProgress:
     # ── finished work ───────────────────────────────────────────────────────────────────────────────────────
 
     def forward_done(
-        self, step: StepId, key: TaskKey, output: Handle | None, loss: float | None
+        self,
+        step: StepId,
+        key: TaskKey,
+        output: Handle | None,
+        loss: float | None,
+        hits: tuple[int, int] | None = None,
     ) -> list[Effect]:
         """Pass the result of `RunForward` on; release it if the step is over."""
         held = self.find(step)
         if held is None:
             return [] if output is None else [Release(output)]
-        return [*held.absorb(held.pipeline.forward_done(key, output, loss)), *self.share_worker()]
+        return [*held.absorb(held.pipeline.forward_done(key, output, loss, hits)), *self.share_worker()]
 
     def backward_done(
         self, step: StepId, key: TaskKey, input_gradient: Handle | None, rounding: Rounding = UNMEASURED

@@ -21,9 +21,9 @@ from hetpeer.averaging.messages.message_fields import (
 
 SPARE = 1 << 12
 """Bytes of any message: its fixed fields, texts and voucher, and fields of a later version."""
-HELD, CONTENTS, VOTED, ID, LOSS, PEER, GIVEN, MARK = 128, 64, 192, 5, 16, 160, 320, 2304
-"""Bytes of an entry at most: Held, Contents without ids, BlockVote, an id, a loss with its id, a peer with a
-number, Given, Mark. Received and Length take less than GIVEN.
+HELD, CONTENTS, VOTED, ID, LOSS, HITS, PEER, GIVEN, MARK = 128, 64, 192, 5, 16, 24, 160, 320, 2304
+"""Bytes of an entry at most: Held, Contents without ids, BlockVote, an id, a loss or hits with the id, a peer
+with a number, Given, Mark. Received and Length take less than GIVEN.
 """
 FEW_PEERS = 16
 """Volunteers that are assumed at least: some may have just left."""
@@ -60,7 +60,7 @@ class MessageBounds:
             "ready": SPARE + self.blocks * HELD,
             "applied": SPARE + self.blocks * HELD,
             "sealed": SPARE + self.blocks * (CONTENTS + 2 * self.slot * ID) + 2 * self.slot * LOSS,
-            "evaluated": SPARE + self.microbatches * LOSS,
+            "evaluated": SPARE + self.microbatches * (LOSS + HITS),
             "vote": SPARE + self.blocks * VOTED + 2 * votes,
             "missed": SPARE + 2 * MOST_NAMED * PEER,
             "compared": SPARE + 2 * MOST_NAMED * PEER,

@@ -20,6 +20,7 @@ from hetpeer.averaging.messages.message_fields import (
     Event,
     Heartbeat,
     Held,
+    Hits,
     Id,
     Length,
     Loss,
@@ -115,10 +116,14 @@ class Sealed(OfStep):
 
 
 class Evaluated(OfStep):
-    """Losses of evaluation microbatches that ended here."""
+    """Losses of evaluation microbatches that ended here.
+
+    `hits`: of their targets those that are predicted right, and those that count; nothing if there are none.
+    """
 
     kind: Literal["evaluated"] = "evaluated"
     losses: Table[Id, Loss]
+    hits: Table[Id, Hits] = Field(default_factory=dict)
 
 
 class Failed(OfStep):

@@ -67,6 +67,8 @@ Speed = Annotated[Amount, AfterValidator(_believed)]
 """Something per second, or seconds; 0 for less than is possible."""
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
 """Loss of a microbatch, nats per token. Always finite: a worker refuses any other."""
+Hits = tuple[Count, Count]
+"""Targets that are predicted right, and targets that count."""
 
 
 class Schema(BaseModel):

@@ -146,14 +146,15 @@ class OneMachine:
         return True
 
     def evaluate(self, version: int, work: Mapping[str, Any], skipped: Sequence[int]) -> dict[str, Any]:
-        """Held-out losses as the step `work` measures them, which begins at `version`, without `skipped`."""
-        losses = {}
+        """Held-out losses and hits as the step `work` measures them, from `version` on, without `skipped`."""
+        losses, hits = {}, [0, 0]
         for microbatch in self._plan.evaluation:
             if microbatch not in skipped:
-                passes, _ = self._forward(version, work, microbatch)
+                passes, here = self._forward(version, work, microbatch)
                 losses[microbatch] = _loss(passes)[1].item()
+                hits = [total + part for total, part in zip(hits, here.hits or (0, 0), strict=True)]
         mean = weighted_mean(losses, self._plan.evaluation_weights)
-        return {"evaluation": version, "loss": mean, "losses": list(losses.values())}
+        return {"evaluation": version, "loss": mean, "losses": list(losses.values()), "hits": hits}
 
     def save(self, folder: Path) -> None:
         """Write the present states as `block-N.safetensors` into the new `folder`."""

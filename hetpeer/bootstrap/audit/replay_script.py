@@ -80,6 +80,8 @@ class Segment:
     """Version → held-out microbatches that cannot be computed, by the log."""
     end: Record | None
     """Record of the checkpoint at its end, if that is kept."""
+    hits: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Version → held-out targets that were predicted right, and that count, if the log says so."""
 
     @property
     def arithmetic(self) -> str:
@@ -110,6 +112,8 @@ class ReplayScript:
     """Version → held-out loss."""
     unevaluated: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Version → held-out microbatches that cannot be computed, by the log."""
+    hits: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Version → held-out targets that were predicted right, and that count."""
 
     @classmethod
     def of(cls, records: Sequence[Record], evidence: Evidence, blocks: int) -> ReplayScript:
@@ -142,7 +146,12 @@ class ReplayScript:
                     arithmetics=frozenset().union(*(known.get(holder, {""}) for holder in holders)),
                 )
             )
-        return cls(steps=steps, evaluations=dict(history.evaluations), unevaluated=dict(history.unevaluated))
+        return cls(
+            steps=steps,
+            evaluations=dict(history.evaluations),
+            unevaluated=dict(history.unevaluated),
+            hits=dict(history.hits),
+        )
 
     def segments(self, bases: Sequence[Record]) -> list[Segment]:
         """Segments that together are the whole script. `bases`: records of the checkpoints that are kept.
@@ -168,6 +177,7 @@ class ReplayScript:
                 },
                 unevaluated=self.unevaluated,
                 end=kept.get(end),
+                hits=self.hits,
             )
             for start, end in pairwise([*starts, length])
         ]

@@ -149,8 +149,11 @@ class SegmentReplay:
         for one in results:
             if "evaluation" in one:
                 version = one["evaluation"]
-                if one["loss"] != self._segment.evaluations[version]:
-                    found.differences.append(Difference(step=version, what="held-out loss"))
+                hits = self._segment.hits.get(version)
+                wrong = one["loss"] != self._segment.evaluations[version]
+                if wrong or (hits is not None and [*hits] != one["hits"]):
+                    what = "held-out loss" if wrong else "held-out accuracy"
+                    found.differences.append(Difference(step=version, what=what))
                     return found
                 found.evaluations += 1
             elif difference := _difference(steps[one["step"]], one):

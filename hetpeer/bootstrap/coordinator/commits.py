@@ -171,10 +171,12 @@ def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> se
 
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
-    """Log record of the held-out loss of the state with which `step` began."""
+    """Log record of held-out loss and hits of the state with which `step` began."""
     skipped = _skipped(step.ledger.skipped - step.sizes.keys())
     loss = step.ledger.evaluation_loss(step.evaluation_weights)
-    return {"kind": "evaluation", "step": step.number, "batch": step.batch, **skipped, "loss": loss}
+    found = step.ledger.evaluation_hits()
+    hits = {} if found is None else {"hits": found}
+    return {"kind": "evaluation", "step": step.number, "batch": step.batch, **skipped, "loss": loss, **hits}
 
 
 def _skipped(ids: Iterable[int]) -> dict[str, Any]:

@@ -199,9 +199,9 @@ class CoordinatedStep:
             raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
     def _evaluated(self, peer: str, message: m.Evaluated, now: float) -> list[Effect]:
-        """Note the losses of evaluation microbatches, which the holder of the last block reports."""
+        """Note losses and hits of evaluation microbatches, which the holder of the last block reports."""
         holds_the_last = self.roster[peer][1] == self._blocks
-        if not holds_the_last or not self.ledger.evaluated(message.losses):
+        if not holds_the_last or not self.ledger.evaluated(message.losses, message.hits):
             return []
         self._counted(now)
         return self.advance(now)

@@ -55,6 +55,8 @@ class StepLedger:
         """Holder and id → how often its reports opened it again."""
         self._losses: dict[tuple[str, int], float] = {}
         self._evaluated: dict[int, float] = {}
+        self._hits: dict[int, tuple[int, int]] = {}
+        """Evaluated id → its targets that are predicted right, and that count."""
 
     # ── counting ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,10 +119,13 @@ class StepLedger:
         counted.update(dict.fromkeys(ids, holder))
         return True
 
-    def evaluated(self, losses: Mapping[int, float]) -> bool:
-        """Note losses of evaluation microbatches; the first of an id counts. Returns whether any was new."""
+    def evaluated(self, losses: Mapping[int, float], hits: Mapping[int, tuple[int, int]]) -> bool:
+        """Note losses and hits of evaluation microbatches; the first of an id count. Returns whether any was
+        new.
+        """
         fresh = {i: x for i, x in losses.items() if i in self.evaluation and i not in self._evaluated}
         self._evaluated.update(fresh)
+        self._hits.update({i: hits[i] for i in fresh if i in hits and hits[i][0] <= hits[i][1]})
         return bool(fresh)
 
     def skip(self, microbatch: int) -> tuple[dict[str, list[int]], set[int]]:
@@ -212,6 +217,16 @@ class StepLedger:
     def evaluation_loss(self, weights: Mapping[int, float]) -> float:
         """Mean loss of the evaluation microbatches by their `weights`."""
         return weighted_mean({i: self._evaluated[i] for i in self.evaluation}, weights)
+
+    def evaluation_hits(self) -> tuple[int, int] | None:
+        """Targets of the evaluation that are predicted right, and that count.
+
+        None if there are none, or a volunteer of an earlier version has not counted its own.
+        """
+        if not self.evaluation <= self._hits.keys():
+            return None
+        right, counted = (sum(self._hits[i][part] for i in self.evaluation) for part in (0, 1))
+        return (right, counted) if counted else None
 
 
 def weighted_mean(losses: Mapping[int, float], weights: Mapping[int, float]) -> float:

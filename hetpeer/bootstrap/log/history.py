@@ -32,6 +32,8 @@ class History:
     averages: dict[int, Record] = field(default_factory=dict)
     """Step → averaging with other clusters."""
     evaluations: dict[int, float] = field(default_factory=dict)
+    hits: dict[int, Sequence[int]] = field(default_factory=dict)
+    """Step → targets of its evaluation that are predicted right, and that count."""
     unevaluated: dict[int, Sequence[int]] = field(default_factory=dict)
     """Step → held-out ids that cannot be computed: its evaluation is the mean of the others."""
     checkpoint: Record | None = None
@@ -106,6 +108,9 @@ class History:
                 step = int(record["step"])
                 self.evaluations[step] = float(record["loss"])
                 self.unevaluated[step] = tuple(record.get("skipped", ()))
+                self.hits.pop(step, None)
+                if "hits" in record:
+                    self.hits[step] = tuple(record["hits"])
             case "founded":
                 self.version = self.sealed = int(record["version"])
                 self.base = self.checkpoint
@@ -119,6 +124,7 @@ class History:
                 self.commits = {s: c for s, c in self.commits.items() if s < self.version}
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}
                 self.unevaluated = {s: x for s, x in self.unevaluated.items() if s <= self.version}
+                self.hits = {s: x for s, x in self.hits.items() if s <= self.version}
             case _:
                 pass
 
@@ -136,6 +142,7 @@ class History:
             averages=dict(self.averages),
             evaluations=dict(self.evaluations),
             unevaluated=dict(self.unevaluated),
+            hits=dict(self.hits),
             bad=dict(self.bad),
             departures=self.departures.copy(),
             contributors=dict(self.contributors),

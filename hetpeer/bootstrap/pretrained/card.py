@@ -38,6 +38,9 @@ class ModelCard:
     loss: float | None
     """Training loss of the last step; None: nothing is trained."""
     evaluation: float | None
+    """Held-out loss."""
+    accuracy: float | None
+    """Share of the held-out targets that are predicted right; None: none are counted."""
     samples: int
     shards: Sequence[str]
     """Blake3 of each shard of the training data."""
@@ -64,6 +67,7 @@ class ModelCard:
             ("updates", f"{self.version} of {self.steps}"),
             ("training loss", "" if self.loss is None else f"{self.loss:.4f}"),
             ("held-out loss", "" if self.evaluation is None else f"{self.evaluation:.4f}"),
+            ("held-out accuracy", "" if self.accuracy is None else f"{self.accuracy:.2%}"),
             ("training data", f"{self.samples:,} samples in {len(self.shards)} shards, blake3 `{self.data}`"),
         ]
         lines = ["---", *head, "---", "", f"# {self.name}", ""]
@@ -98,6 +102,7 @@ class ModelCard:
             "steps": self.steps,
             "loss": self.loss,
             "evaluation": self.evaluation,
+            "accuracy": self.accuracy,
             "samples": self.samples,
             "shards": list(self.shards),
             "credit": dict(self.credit),

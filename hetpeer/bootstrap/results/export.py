@@ -245,6 +245,8 @@ def _card(run: RunDirectory, records: Sequence[Record], version: int) -> ModelCa
     shards = [shard.blake3 for shard in manifest.data.train]
     last = max(history.commits, default=None)
     evaluated = max(history.evaluations, default=None)
+    shown = version if version in history.evaluations else evaluated
+    right, counted = history.hits.get(-1 if shown is None else shown, (0, 0))
     return ModelCard(
         name=manifest.name,
         run_id=run.run_id,
@@ -254,9 +256,8 @@ def _card(run: RunDirectory, records: Sequence[Record], version: int) -> ModelCa
         version=version,
         steps=manifest.training.steps,
         loss=None if last is None else history.commits[last]["loss"],
-        evaluation=history.evaluations[version if version in history.evaluations else evaluated]
-        if evaluated is not None
-        else None,
+        evaluation=None if shown is None else history.evaluations[shown],
+        accuracy=right / counted if counted else None,
         samples=sum(shard.samples for shard in manifest.data.train),
         shards=shards,
         data=blake3("".join(shards).encode()).hexdigest(),

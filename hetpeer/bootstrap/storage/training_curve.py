@@ -71,9 +71,13 @@ class CurvePoints:
         return found
 
     def _of_evaluation(self, record: Record) -> dict[str, Any]:
+        found = {}
         if self._tokens is not None and record["loss"] < LARGEST_LOSS:
-            return {"perplexity": math.exp(record["loss"])}
-        return {}
+            found["perplexity"] = math.exp(record["loss"])
+        if "hits" in record:
+            right, counted = record["hits"]
+            found["accuracy"] = right / counted
+        return found
 
 
 class ExactCurve:

@@ -134,7 +134,7 @@ class TaskExecution:
                 self._book.computed("forward", done.seconds)
             else:
                 self._store.release_all(self._data_tensors.pop((step, key), ()))
-            self._perform(self._work.forward_done(step, key, output, done.loss))
+            self._perform(self._work.forward_done(step, key, output, done.loss, done.hits))
 
         return answer()
 

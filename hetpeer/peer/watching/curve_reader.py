@@ -38,7 +38,7 @@ class PlacedPoint:
         names = {"norm": "grad_norm"}
         found = {
             f"{kind}/{names.get(name, name)}": float(fields[name])
-            for name in ("loss", "perplexity", "learning_rate", "norm", *SPEEDS)
+            for name in ("loss", "perplexity", "accuracy", "learning_rate", "norm", *SPEEDS)
             if fields.get(name) is not None
         }
         norms = enumerate(fields.get("block_norms", ()))

@@ -275,6 +275,7 @@ class LogMetrics:
 
     def __init__(self) -> None:
         self._heldout_loss: float | None = None
+        self._heldout_accuracy: float | None = None
         self._kinds = dict.fromkeys((*KINDS, OTHER), 0)
         self._steps = _histogram("step_duration_seconds", "From a step's turn to its commit")
         self._averagings = _histogram(
@@ -292,6 +293,8 @@ class LogMetrics:
             self._averagings.labels("gradient").observe(record["reduce_seconds"])
         if kind == "evaluation":
             self._heldout_loss = record["loss"]
+            right, counted = record.get("hits", (0, 0))
+            self._heldout_accuracy = right / counted if counted else None
         if kind == "average":
             self._averagings.labels("parameters").observe(record["seconds"])
 
@@ -299,6 +302,7 @@ class LogMetrics:
         """Metrics of all records added."""
         yield _counters("log_records", "Decisions in the log", ("kind",), self._kinds)
         yield _gauge("heldout_loss", "Of the newest evaluation", self._heldout_loss)
+        yield _gauge("heldout_accuracy", "Of the newest evaluation, 0 to 1", self._heldout_accuracy)
         yield from self._steps.collect()
         yield from self._averagings.collect()
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.remade_values import RemadeValues
+from hetpeer.stages.block.target_hits import Predictions
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
 from hetpeer.stages.operators.own_operators import Pass
@@ -38,7 +39,7 @@ class Block:
         buffers: Mapping[str, Tensor],
         statistics: Mapping[str, Tensor],
         device: torch.device,
-        programs: dict[int, tuple[BlockSpec, Program]] | None = None,
+        programs: dict[tuple[int, bool], tuple[BlockSpec, Program]] | None = None,
     ) -> None:
         self.spec = spec
         self._buffers = buffers
@@ -52,6 +53,7 @@ class Block:
             _check(f"block {spec.index}: {kind}", specs, tensors)
             self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
         self._programs = {} if programs is None else programs
+        self._predictions = Predictions.of(spec)
         self._remade = RemadeValues(spec, self._owned, device)
 
     def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
@@ -65,14 +67,14 @@ class Block:
     def forward(
         self, bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], batch: int, here: Pass
     ) -> dict[str, Tensor]:
-        """Compute one microbatch of `batch` samples under the caller's grad mode; its statistics go to
-        `here`.
+        """Compute one microbatch of `batch` samples under the caller's grad mode. Its statistics, or the hits
+        of an evaluation, go to `here`.
 
         `bundle` holds exactly `spec.inputs`; `data` may hold more of the author's inputs than this block
         uses. An output whose spec has no gradient is detached. Raises ProtocolError for a wrong name, shape
         or dtype, and if an operator refuses its input (a token beyond the vocabulary).
         """
-        spec, program = self._at(batch)
+        spec, program = self._at(batch, evaluates=here.draw is None)
         _check(f"block {spec.index}: bundle", spec.inputs, bundle)
         if unknown := bundle.keys() - spec.inputs.keys():
             raise ProtocolError(f"block {spec.index}: bundle has the unknown value {min(unknown)!r}")
@@ -112,18 +114,25 @@ class Block:
                     results = program.run(values, here, observe)
             else:
                 results = program.run(values, here)
+            if self._predictions is not None and here.draw is None:
+                here.hits = self._predictions.hits(results)
         return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
 
     def sized(self, batch: int) -> BlockSpec:
         """The spec for `batch` samples: every size in it is a number."""
         return self._at(batch)[0]
 
-    def _at(self, batch: int) -> tuple[BlockSpec, Program]:
-        """Spec and program for `batch` samples; a run has one or two such numbers."""
-        if batch not in self._programs:
+    def _at(self, batch: int, *, evaluates: bool = False) -> tuple[BlockSpec, Program]:
+        """Spec and program for `batch` samples, of which a run has one or two such numbers.
+
+        That of an evaluation also returns what its hits are counted from.
+        """
+        kept = self._predictions.names if evaluates and self._predictions else frozenset[str]()
+        if (batch, evaluates) not in self._programs:
             spec = self.spec.at(batch)
-            self._programs[batch] = (spec, Program(spec.nodes, spec.outputs, self._device))
-        return self._programs[batch]
+            program = Program(spec.nodes, {*spec.outputs, *kept}, self._device)
+            self._programs[batch, evaluates] = spec, program
+        return self._programs[batch, evaluates]
 
 
 def run_range(

@@ -184,10 +184,14 @@ class Loaded(Result, kind="loaded"):
 
 
 class Forwarded(Result, kind="forwarded"):
-    """The outputs are in their extents; `loss` if the range ends in it. `seconds` of wall time."""
+    """The outputs are in their extents; `loss` if the range ends in it. `seconds` of wall time.
+
+    `hits` of an evaluation: targets that are predicted right, and that count (block/target_hits.py).
+    """
 
     loss: Number | None
     seconds: Number
+    hits: tuple[Count, Count] | None = None
 
 
 class Backpropagated(Result, kind="backpropagated"):

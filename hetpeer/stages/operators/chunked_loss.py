@@ -46,8 +46,8 @@ class _LinearLoss(torch.autograd.Function):
         ctx.autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
         ctx.save_for_backward(x, weight, target)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
-        for part in _parts(len(x), rows):
-            logits = _logits(x[part], weight)
+        for part in parts_of(len(x), rows):
+            logits = logits_of(x[part], weight)
             total += F.cross_entropy(logits, target[part], ignore_index=ignored, reduction="sum")
         return total / (target != ignored).sum()
 
@@ -59,9 +59,9 @@ class _LinearLoss(torch.autograd.Function):
         wants_x, wants_weight, *_ = ctx.needs_input_grad
         of_x = torch.zeros_like(x) if wants_x else None
         of_weight = torch.zeros_like(weight) if wants_weight else None
-        for part in _parts(len(x), ctx.rows):
+        for part in parts_of(len(x), ctx.rows):
             with torch.autocast(x.device.type, torch.bfloat16) if ctx.autocast else nullcontext():
-                logits = _logits(x[part], weight)
+                logits = logits_of(x[part], weight)
             logits = torch.softmax(logits, dim=1)
             one = target[part].where(counts[part], 0).unsqueeze(1)
             logits.scatter_add_(1, one, torch.full_like(one, -1, dtype=logits.dtype))
@@ -77,11 +77,13 @@ class _LinearLoss(torch.autograd.Function):
         return of_x, of_weight, None, None, None
 
 
-def _logits(x: Tensor, weight: Tensor) -> Tensor:
+def logits_of(x: Tensor, weight: Tensor) -> Tensor:
+    """Logits [rows, classes], float32."""
     return F.linear(x, weight).float()
 
 
-def _parts(tokens: int, rows: int) -> Iterator[slice]:
+def parts_of(tokens: int, rows: int) -> Iterator[slice]:
+    """Slices of `tokens` rows, each of at most `rows`."""
     return (slice(begin, min(begin + rows, tokens)) for begin in range(0, tokens, rows))
 
 

@@ -33,6 +33,8 @@ class Pass:
         self.draw = draw
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
         """Name of a batch_norm call → mean and unbiased variance of this microbatch, float32 [channels]."""
+        self.hits: tuple[int, int] | None = None
+        """Targets of an evaluation that are predicted right, and that count; None: the loss has no such."""
 
 
 def dropout(here: Pass, _name: str, x: Tensor, probability: float, operator: int) -> Tensor:

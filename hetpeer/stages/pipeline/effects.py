@@ -128,10 +128,11 @@ class ReportSealed:
 
 @dataclass(frozen=True, slots=True)
 class ReportEvaluated:
-    """Tell the coordinator the loss of an evaluation microbatch."""
+    """Tell the coordinator the loss of an evaluation microbatch, and its targets: (right ones, all)."""
 
     id: int
     loss: float
+    hits: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class Pipeline:
             if task.output is not None:
                 effects += self.outputs.send(task)
             elif task.loss is not None and not task.train:
-                effects.append(ReportEvaluated(task.key.id, task.loss))
+                effects.append(ReportEvaluated(task.key.id, task.loss, task.hits))
         return effects + self.dispatch()
 
     def gradient(self, microbatch: int, border: int, handle: Handle) -> list[Effect]:
@@ -222,12 +222,17 @@ class Pipeline:
 
     # ── work done ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def forward_done(self, key: TaskKey, output: Handle | None, loss: float | None) -> list[Effect]:
-        """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end."""
+    def forward_done(
+        self, key: TaskKey, output: Handle | None, loss: float | None, hits: tuple[int, int] | None = None
+    ) -> list[Effect]:
+        """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end.
+
+        `hits` of an evaluation: targets that are predicted right, and that count.
+        """
         self.schedule.running -= 1
         task = self._tasks[key]
         effects: list[Effect] = []
-        task.output, task.loss = output, loss
+        task.output, task.loss, task.hits = output, loss, hits
         if output is not None and key.check:
             effects += self.recomputations.passes_on(task, output)
         elif loss is None:
@@ -239,7 +244,7 @@ class Pipeline:
             self.schedule.ready_backward(key)
         else:
             task.status = TaskStatus.DONE
-            effects.append(ReportEvaluated(key.id, loss))
+            effects.append(ReportEvaluated(key.id, loss, hits))
         if not task.train:
             effects += task.release_inputs()
         return effects + self.dispatch()

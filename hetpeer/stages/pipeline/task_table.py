@@ -50,6 +50,8 @@ class PipelineTask:
     gradient: Handle | None = None
     input_gradient: Handle | None = None
     loss: float | None = None
+    hits: tuple[int, int] | None = None
+    """Targets of an evaluation that are predicted right, and that count."""
     returned: int = 0
     """Gradients of other tasks that had come when its output was sent."""
     sent_to: set[str] = field(default_factory=set)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.block.target_hits import LOSSES, ignored_target
 from hetpeer.stages.data.sample_weights import Weights
 from hetpeer.stages.data.shards import Array, Arrays
 from hetpeer.stages.graph.block_spec import OperatorCall, Ref
@@ -23,9 +24,7 @@ from hetpeer.stages.operators.operators import operator_of
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.tracing.trace import OpDag
 
-LOSSES = ("aten.cross_entropy_loss.default", "aten.nll_loss_nd.default")
-"""Losses with the arguments (input, target, weight=None, reduction=mean, ignore_index=-100, …)."""
-MEAN, IGNORED, MANY = 1, -100, 256
+MEAN, MANY = 1, 256
 CPU = torch.device("cpu")
 
 
@@ -125,10 +124,10 @@ def _described(node: OperatorCall) -> _Loss | None:
             if isinstance(target, Ref) and isinstance(ignored, int)
             else None
         )
-    names = ("weight", "reduction", "ignore_index")
-    given = {**dict(zip(names, node.args[2:5], strict=False)), **node.kwargs}
+    names = ("weight", "reduction")
+    given = {**dict(zip(names, node.args[2:4], strict=False)), **node.kwargs}
     target, classes = node.args[1], given.get("weight")
-    ignored, reduction = given.get("ignore_index", IGNORED), given.get("reduction", MEAN)
-    if not isinstance(target, Ref) or not isinstance(ignored, int) or reduction != MEAN:
+    ignored, reduction = ignored_target(node), given.get("reduction", MEAN)
+    if not isinstance(target, Ref) or ignored is None or reduction != MEAN:
         return None
     return _Loss(target.name, classes.name if isinstance(classes, Ref) else None, ignored)

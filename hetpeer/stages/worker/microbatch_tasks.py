@@ -122,7 +122,7 @@ class MicrobatchTasks:
                 sparse=command.sparse,
             )
         value = None if loss is None else loss.item()
-        return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
+        return r.Forwarded(loss=value, seconds=time.perf_counter() - started, hits=here.hits)
 
     def backward(self, command: c.Backward) -> r.Backpropagated:
         """Run the backward of the kept graph into the slot."""

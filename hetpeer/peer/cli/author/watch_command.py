@@ -114,7 +114,8 @@ def _line(point: PlacedPoint) -> str:
     fields = point.fields
     if not point.is_step:
         perplexity = f"  perplexity {fields['perplexity']:,.2f}" if "perplexity" in fields else ""
-        return f"step {point.x}  held-out loss {fields['loss']:.4f}{perplexity}"
+        accuracy = f"  accuracy {fields['accuracy']:.2%}" if "accuracy" in fields else ""
+        return f"step {point.x}  held-out loss {fields['loss']:.4f}{perplexity}{accuracy}"
     speeds = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
     speed = "".join(f"  {fields[name]:,.0f} {unit}" for name, unit in speeds.items() if name in fields)
     return (
