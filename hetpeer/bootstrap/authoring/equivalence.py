@@ -117,8 +117,8 @@ def compare(
 
 def check_likeness(
     model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
-) -> None:
-    """Refuse blocks whose loss or gradients are not the module's.
+) -> Comparison:
+    """Refuse blocks whose loss or gradients are not the module's; returns the numbers of both.
 
     Raises LocalError HP-MODEL-011, besides the errors of `compare`.
     """
@@ -146,6 +146,7 @@ def check_likeness(
             "leave hooks out; where a value y stands for x in the backward pass write x + (y - x).detach(), "
             "and for a gradient times g, g * x + ((1 - g) * x).detach()",
         )
+    return by_both
 
 
 def _unlike(what: str, why: str, fix: str) -> LocalError:

@@ -46,10 +46,10 @@ FAMILY: Mapping[str, Operator] = {
     # Products, convolutions, attention, tables
     **aten(
         """
-        addmm.default baddbmm.default bmm.default conv1d.default conv1d.padding conv2d.default
+        addmm.default baddbmm.default bmm.default col2im.default conv1d.default conv1d.padding conv2d.default
         conv2d.padding conv3d.default conv_transpose1d.default conv_transpose2d.input
-        conv_transpose3d.input dot.default embedding.default index_select.default linear.default
-        matmul.default mm.default mv.default outer.default scaled_dot_product_attention.default
+        conv_transpose3d.input dot.default embedding.default im2col.default index_select.default
+        linear.default matmul.default mm.default mv.default outer.default scaled_dot_product_attention.default
         """
     ),
     **aten("einsum.default", text=EQUATION),

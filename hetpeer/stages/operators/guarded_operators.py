@@ -90,6 +90,13 @@ def instance_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *res
     return aten.instance_norm.default(x, weight, bias, mean, variance, *rest)
 
 
+def own_statistics(x: Any, weight: Any, bias: Any, training: Any, *rest: Any) -> Any:
+    """BatchNorm by the statistics of `x` alone, for standardised weights: (result, mean, 1/deviation)."""
+    if training is not True:
+        raise ValueError("a BatchNorm without running values takes its input's statistics")
+    return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, *rest)  # noqa: SLF001 (torch's name)
+
+
 def copy(x: Any, source: Any, non_blocking: Any = False) -> Any:  # noqa: ARG001 (torch's signature)
     """`aten.copy`, which has no derivative in torch: `source` in the shape and dtype of `x`."""
     return source.to(x.dtype).expand(x.shape)
@@ -118,6 +125,7 @@ def one_hot(x: Any, classes: Any = -1) -> Any:
 FAMILY: Mapping[str, Operator] = {
     "getitem": Operator(getitem, moves=True),
     "aten.copy.default": Operator(copy),
+    "aten._native_batch_norm_legit.no_stats": Operator(own_statistics),
     "aten.chunk.default": Operator(chunk, moves=True),
     "aten.split.Tensor": Operator(split, moves=True),
     "aten.unfold.default": Operator(unfold, moves=True),

@@ -142,7 +142,24 @@ def index_put(
     return torch.ops.aten.index_put.default(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """`aten.masked_scatter`: the places of `x` where `mask` is true get the elements of `source`, in order.
+
+    Raises IndexError if `source` has fewer; torch's kernel on a GPU would read beyond it.
+    """
+    mask = mask.expand(x.shape)
+    place = mask.flatten().cumsum(0) - 1
+    if is_abstract(x):
+        return torch.ops.aten.masked_scatter.default(x, mask, source)  # type: ignore[no-any-return]
+    if place.numel() and int(place[-1]) >= source.numel():
+        raise IndexError(f"{int(place[-1]) + 1} places get {source.numel()} elements")
+    if not source.numel():
+        return x.clone()
+    return torch.where(mask, source.flatten()[place.clamp(min=0)].view(x.shape), x)
+
+
 FAMILY: Mapping[str, Operator] = {
+    "aten.masked_scatter.default": Operator(masked_scatter),
     "aten._grouped_mm.default": Operator(grouped_mm, keywords=frozenset({"offs"})),
     "aten.histc.default": Operator(histogram, keywords=frozenset({"bins", "min", "max"})),
     "aten.index_put.default": Operator(index_put),

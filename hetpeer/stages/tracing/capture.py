@@ -22,7 +22,9 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.draws import number_draws
 from hetpeer.stages.tracing.passes.complex_pairs import without_complex
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
+from hetpeer.stages.tracing.stand_ins.expert_loops import loops_as_groups
 from hetpeer.stages.tracing.stand_ins.inference_mode import inference_as_no_grad
+from hetpeer.stages.tracing.stand_ins.module_casts import needless_casts_pass
 from hetpeer.stages.tracing.stand_ins.sanity_checks import checks_pass
 from hetpeer.stages.tracing.stand_ins.time_loops import loops_as_scans
 
@@ -71,7 +73,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     """Export and decompose `model`."""
     with _quiet_torch():
-        with checks_pass(), inference_as_no_grad(), loops_as_scans():
+        with _stand_ins():
             exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         number_draws(exported)
         _keep_no_grad(exported)
@@ -80,6 +82,21 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autoc
         decomposed: ExportedProgram = exported.run_decompositions({})
         without_complex(decomposed)
     return decomposed
+
+
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Context in which all functions that a trace cannot hold have their stand-ins."""
+    with contextlib.ExitStack() as stack:
+        for replaced in (
+            checks_pass,
+            inference_as_no_grad,
+            loops_as_groups,
+            loops_as_scans,
+            needless_casts_pass,
+        ):
+            stack.enter_context(replaced())
+        yield
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ INSTEAD: Mapping[str, str] = {
 """Operators → others that do the same: zeros stand for memory that nobody wrote."""
 
 CAT, FLOOR, ADD = "aten.cat.default", "aten.floor.default", "aten.add.Tensor"
+SLICE = "aten.slice.Tensor"
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -100,6 +101,8 @@ class Rewriter:
             self._add_keep(node, *kept)
         elif op == CAT:
             self._add_cat(node)
+        elif op == SLICE:
+            self._add_slice(node)
         else:
             op = INSTEAD.get(op, op)
             self._emit(node.name, op, self._arguments(node), self._keywords(node), node.meta["val"])
@@ -123,6 +126,15 @@ class Rewriter:
         full = [part for part in parts if not isinstance(part, fx.Node) or part.meta["val"].shape != (0,)]
         args = (self._argument(node, full or parts), *(self._argument(node, one) for one in rest))
         self._emit(node.name, CAT, args, self._keywords(node), node.meta["val"])
+
+    def _add_slice(self, node: fx.Node) -> None:
+        """Append a slice; a bound that counts samples from the end is counted from the start."""
+        x, dim, *bounds = (*self._arguments(node), 0)[: max(len(node.args), 2)]
+        assert isinstance(node.args[0], fx.Node)
+        assert isinstance(dim, int)
+        size = _size(node.args[0].meta["val"].shape[dim])
+        args = (x, dim, *(_from_start(bound, size) for bound in bounds))
+        self._emit(node.name, SLICE, args, self._keywords(node), node.meta["val"])
 
     # ── hidden state ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -270,6 +282,14 @@ def _size(size: Any) -> Size:
         "the last microbatch of a step may have fewer samples",
         "let sizes depend on the number of samples by multiplication only",
     )
+
+
+def _from_start(bound: Argument, size: Size) -> Argument:
+    """A slice's bound; a negative number of samples is counted from the start of a dimension of `size`."""
+    if isinstance(bound, Batch) and isinstance(size, Batch) and bound.multiple < 0:
+        left = size.multiple + bound.multiple
+        return Batch(left) if left > 0 else 0
+    return bound
 
 
 def _kept(node: fx.Node) -> tuple[fx.Node, float] | None:
