@@ -52,9 +52,10 @@ audit-deps: setup
 	$(PY) -m pip install -q -c constraints.txt -e '.[audit]'
 	$(PY) -m benchmarks.advisories
 
-# Architectures of transformers against their eager training: docs/models.md anew. Names alone: `python -m benchmarks.zoo NAME …`
+# Architectures of transformers and timm against their eager training: docs/models.md anew. Names alone, or one library:
+# `python -m benchmarks.zoo NAME …`, `python -m benchmarks.zoo --family timm`.
 zoo: setup
-	$(PY) -m pip install -q -c constraints.txt -e '.[examples]'
+	$(PY) -m pip install -q -c constraints.txt -e '.[zoo]'
 	$(PY) -m benchmarks.zoo
 
 # The dashboard in a headless Chromium: `apt-get install chromium`.

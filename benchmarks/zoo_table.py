@@ -160,10 +160,34 @@ SIZES: Mapping[str, Any] = {
 """Setting → its small value, where a configuration has the setting as a number."""
 
 _LATENT = {"num_key_value_heads": 4}
+_ROTARY = {"rotary_dim": 4}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "deepseek_v2": _LATENT,
+    "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 2,
+    },
     "deepseek_v3": _LATENT,
     "longcat_flash": _LATENT,
+    "youtu": _LATENT,
+    "minicpm3": _LATENT,
+    "gptj": _ROTARY,
+    "codegen": _ROTARY,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "falcon": {"head_dim": ...},
+    "ministral": {"head_dim": 8},
+    "nemotron": {"num_key_value_heads": 2},
+    "mamba2": {"num_heads": 8},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "head_dim": ...,
+        "use_mamba_kernels": False,
+    },
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "head_dim": ...},
+    "xlstm": {"v_head_dim": ...},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {
@@ -177,7 +201,24 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": 8},
+    "switch_transformers": {"dropout_rate": 0.0, "router_jitter_noise": 0.0, "num_sparse_encoder_layers": 1},
+    "nllb-moe": {"moe_token_dropout": 0.0, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "deit": {"architectures": ["DeiTForImageClassification"]},
+    "levit": {"architectures": ["LevitForImageClassification"]},
+    "convnext": {"hidden_sizes": [16, 32], "depths": [1, 1]},
+    "convnextv2": {"hidden_sizes": [16, 32], "depths": [1, 1]},
+    "swin": {"window_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4]},
+    "mobilevitv2": {"image_size": 64},
+    "efficientnet": {"hidden_dim": 2560},
+    "funnel": {"num_hidden_layers": ..., "block_sizes": [1, 1], "d_head": 8},
+    "esm": {"vocab_size": 128, "pad_token_id": 1, "mask_token_id": 2},
+    "xmod": {"default_language": "en_XX"},
+    "prophetnet": {"num_hidden_layers": ...},
+    "moonshine": {"pad_token_id": 0},
+    "wav2vec2-conformer": {"vocab_size": 128},
+    "llava": {"image_token_id": 127},
+    "gpt2:sequence": {"pad_token_id": 0},
     "hunyuan_v1_moe": {"head_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 8},
 }
-"""Architecture → settings of its own."""
+"""Architecture → settings of its own; `...` leaves one out that the configuration computes."""
