@@ -32,7 +32,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.peer.process.hetpeer_children import COMMAND
 
 VOLUNTEERS, STAGES, KILLED = 3, 2, 2
-LENGTH, VOCABULARY = 128, 2048
+LENGTH, VOCABULARY, WIDTH = 128, 2048, 128
 NEAR = 1e-4
 """Largest relative difference of the held-out losses of the run and of Trainer."""
 WITHIN_S = 1800.0
@@ -66,7 +66,20 @@ def chats() -> Iterator[list[dict[str, str]]]:
                 ]
 
 
-def make_model(folder: Path, seed: int) -> None:
+def shape(width: int) -> dict[str, int]:
+    """Settings of a Llama of this width."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": LENGTH,
+    }
+
+
+def make_model(folder: Path, seed: int, width: int = WIDTH) -> None:
     """A folder as `save_pretrained` leaves it: model in bfloat16, tokenizer, chat template."""
     import torch
     from tokenizers import Tokenizer
@@ -90,13 +103,7 @@ def make_model(folder: Path, seed: int) -> None:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
+        **shape(width) | {"vocab_size": len(tokenizer)},
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -129,11 +136,8 @@ async def train(run: RunDirectory, folder: Path, steps: int) -> None:
         await swarm.finished([n for n in swarm.volunteers if n != KILLED], WITHIN_S)
 
 
-def trial(folder: Path, steps: int, seed: int) -> dict[str, Any]:
-    """One run and one of Trainer; figures of both."""
-    model, data = folder / "model", folder / "chats.parquet"
-    make_model(model, seed)
-    count = make_data(data)
+def make_run(where: Path, model: Path, data: Path, steps: int, seed: int, *more: str) -> RunDirectory:
+    """The run of `hetpeer init`; `more`: further options."""
     settings = {
         "steps": steps,
         "batch-size": 16,
@@ -147,17 +151,25 @@ def trial(folder: Path, steps: int, seed: int) -> dict[str, Any]:
         "seed": seed,
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
-    where = str(folder / "run")
-    hetpeer("init", where, f"--model=hf:{model}", f"--data={data}", "--packed", "--unchecked", *options)
-    run = RunDirectory.open(folder / "run")
+    what = (f"--model=hf:{model}", f"--data={data}", "--packed", "--unchecked")
+    hetpeer("init", str(where), *what, *options, *more)
+    return RunDirectory.open(where)
+
+
+def trial(folder: Path, steps: int, seed: int) -> dict[str, Any]:
+    """One run and one of Trainer; figures of both."""
+    model, data = folder / "model", folder / "chats.parquet"
+    make_model(model, seed)
+    count = make_data(data)
+    run = make_run(folder / "run", model, data, steps, seed)
     asyncio.run(train(run, folder, steps))
-    hetpeer("export", where, str(folder / "tuned"))
+    hetpeer("export", str(run.path), str(folder / "tuned"))
     out = folder / "trainer.json"
     command = (sys.executable, "-P", "-m", "benchmarks.finetune_trainer")
     paths = map(str, (run.path, model, folder / "tuned", out))
     subprocess.run((*command, *paths, *QUESTIONS), check=True, stdout=subprocess.DEVNULL)
     beside, verdict, again = json.loads(out.read_text()), audit(run.path), replay(run.path)
-    loss = _evaluations(run)
+    loss = evaluations(run)
     return {
         "seed": seed,
         "chats": count,
@@ -175,7 +187,8 @@ def trial(folder: Path, steps: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _evaluations(run: RunDirectory) -> dict[int, float]:
+def evaluations(run: RunDirectory) -> dict[int, float]:
+    """Version → held-out loss."""
     from hetpeer.bootstrap.log.history import History
     from hetpeer.bootstrap.log.record_log import read_log
 

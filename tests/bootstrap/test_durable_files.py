@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from hetpeer.bootstrap.run.durable_files import atomic_write, hash_file, safe_join, temporary_folder
+from hetpeer.bootstrap.run.durable_files import (
+    atomic_write,
+    hash_file,
+    made_beside,
+    safe_join,
+    temporary_folder,
+)
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 
@@ -65,3 +71,19 @@ def test_a_temporary_folder_is_gone_afterwards_and_needs_a_place(
     with pytest.raises(LocalError) as caught, temporary_folder("test"):
         pass
     assert (caught.value.code, caught.value.why) == ("HP-DISK-001", "Not a directory")
+
+
+def failing(directory: Path, other: Path) -> None:
+    """Begin a folder beside `directory`, make `other`, and fail."""
+    with made_beside(directory) as folder:
+        (folder / "file").touch()
+        other.touch()
+        raise ZeroDivisionError
+
+
+def test_a_folder_that_fails_takes_the_parents_made_for_it_with_it(tmp_path: Path) -> None:
+    for other, left in ((tmp_path / "other", ["other"]), (tmp_path / "a" / "own", ["a", "other"])):
+        with pytest.raises(ZeroDivisionError):
+            failing(tmp_path / "a" / "b" / "run", other)
+        assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["own"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,39 @@ def test_a_bad_line_is_named_by_its_number(
     assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-008", ExitCode.CONFIG)
     assert caught.value.what == f"cannot use {where} {path}"
     assert why in caught.value.why
+
+
+@pytest.mark.parametrize("content", ['[\n {"text": "a"}\n]', '[{"text": "a"}, {"text": "b"}]'])
+def test_one_array_of_all_records_is_told_how_to_become_lines(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(LocalError, match="line 1 of") as caught:
+        contents(path)
+    assert caught.value.fix == "write one record a line, as `jq -c '.[]' FILE` does"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_a_disk_that_cannot_be_read_is_no_bug_of_ours(tmp_path: Path, name: str) -> None:
+    """/proc/self/mem fails with EIO at its first byte."""
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    with pytest.raises(LocalError) as caught:
+        [*records(data_files([tmp_path / name], print), None, Progress(print))]
+    assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-001", ExitCode.CONFIG)
+    assert caught.value.what == f"cannot read {tmp_path / name}"
+    assert caught.value.why == "Input/output error"
+
+
+def test_a_parquet_that_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "a.parquet", TEXTS)
+
+    def refuse(*_: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
+    with pytest.raises(LocalError, match=r"HP-DATA-001.*Permission denied"):
+        contents(path)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "saved"])

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -142,6 +142,7 @@ def made_beside(
             exit_code=ExitCode.CONFIG,
         )
     target = directory.resolve()
+    missing = [parent for parent in target.parents if not parent.exists()]
     with disk_errors(directory):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -161,6 +162,9 @@ def made_beside(
             sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(folder)
+        for parent in missing:
+            with suppress(OSError):  # others may have put something there
+                parent.rmdir()
         raise
 
 

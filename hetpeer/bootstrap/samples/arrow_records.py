@@ -48,6 +48,8 @@ def parquet_records(
                 row += len(batch)
                 progress.read += size * len(batch) // rows
     except (ArrowException, OSError) as error:
+        if getattr(error, "errno", None):  # the disk's error, and no fault of the content
+            raise
         raise _damaged(path, error, "parquet file") from error
 
 
@@ -76,6 +78,8 @@ def dataset_records(
     except IndexError:
         return  # what `load_from_disk` raises for a set without rows
     except (ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, PermissionError):
+            raise
         raise _damaged(path, error, "folder of datasets") from error
 
 

@@ -13,6 +13,7 @@ from hetpeer.bootstrap.samples.hub_name import HubName
 from hetpeer.bootstrap.samples.line_records import csv_records, jsonl_records, text_records
 from hetpeer.bootstrap.samples.record import Progress, Record, bad_record
 from hetpeer.bootstrap.samples.tokenizer import Document, Message, Tokenizer
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 T = TypeVar("T")
 
@@ -25,7 +26,8 @@ def records(
 ) -> Iterator[Record]:
     """All records of `files`, in order. `asked`: the field that is read; None: `text`, or else `messages`.
 
-    `label`: the field of the label; None: records have none. Raises `LocalError` HP-DATA-008.
+    `label`: the field of the label; None: records have none. Raises `LocalError` HP-DATA-008; HP-DATA-001 for a
+    file that cannot be read.
     """
     for file in files:
         if label is not None and file.format is Format.TEXT:
@@ -33,7 +35,16 @@ def records(
                 str(file.path), "a text has no fields, and so no label", "give .jsonl, .csv or .parquet"
             )
         labelled = {} if label is None else {"label": label}
-        yield from _reader(file, asked)(progress=progress, **labelled)
+        try:
+            yield from _reader(file, asked)(progress=progress, **labelled)
+        except OSError as error:
+            raise LocalError(
+                "HP-DATA-001",
+                f"cannot read {file.path}",
+                why=error.strerror or str(error),
+                fix="see that the file is whole, and that you may read it",
+                exit_code=ExitCode.CONFIG,
+            ) from error
 
 
 def texts(found: Iterable[Record]) -> Iterator[bytes]:
@@ -96,7 +107,9 @@ def _messages(record: Record) -> list[Message]:
     """The messages of a chat. Raises `LocalError` HP-DATA-008 if they are none."""
     content = record.content
     if not isinstance(content, list) or not content:
-        raise bad_record(record.where, _no_text(content), "choose another --text-field")
+        raise bad_record(
+            record.where, _no_text(content), "choose another --text-field, or leave the record out"
+        )
     for message in content:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise bad_record(

@@ -44,9 +44,10 @@ def jsonl_records(
             try:
                 fields = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
             except (ValueError, RecursionError) as error:
-                raise bad_record(where, f"it is no JSON: {error}") from error
+                raise bad_record(where, f"it is no JSON: {error}", *_one_array(line)) from error
             if not isinstance(fields, dict):
-                raise bad_record(where, f"it is a JSON {type(fields).__name__}, not an object with fields")
+                kind = type(fields).__name__
+                raise bad_record(where, f"it is a JSON {kind}, not an object with fields", *_one_array(line))
             name = chosen_field(fields, name or asked, where)
             yield Record(where, fields[name], label_of(fields, label, where))
 
@@ -72,6 +73,11 @@ def csv_records(
                     yield Record(where, fields[name], label_of(fields, label, where))
         except csv.Error as error:
             raise bad_record(f"line {rows.line_num} of {path}", f"it is no CSV: {error}") from error
+
+
+def _one_array(line: bytes) -> tuple[str, ...]:
+    """What to do about a line that begins an array: some files are one array of all records."""
+    return ("write one record a line, as `jq -c '.[]' FILE` does",) if line.lstrip().startswith(b"[") else ()
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
