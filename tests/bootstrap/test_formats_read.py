@@ -65,7 +65,7 @@ def csv(tmp_path: Path, line: bytes) -> Path:
     ("bad", "line", "where", "why"),
     [
         (jsonl, b'{"text": "cut sh', "line 3 of", "it is no JSON"),
-        (jsonl, b"\xff\xfe", "line 3 of", "it is no JSON"),
+        (jsonl, b"\xff\xfe", "line 3 of", "it is no UTF-8 text"),
         (jsonl, b'["text"]', "line 3 of", "it is a JSON list"),
         (jsonl, b"[" * 100_000, "line 3 of", "it is no JSON"),
         (jsonl, b'{"body": 7}', "line 3 of", "it has no field 'text'; its fields: body"),
@@ -86,6 +86,28 @@ def test_a_bad_line_is_named_by_its_number(
     assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-008", ExitCode.CONFIG)
     assert caught.value.what == f"cannot use {where} {path}"
     assert why in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
+def test_utf_16_is_named(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / name, TEXTS) if name != "a.txt" else tmp_path / name
+    path.write_bytes((path.read_text() if path.exists() else "a text").encode("utf-16"))
+    with pytest.raises(LocalError, match=r"HP-DATA-008.*it is no UTF-8 text.*do: convert the file to UTF-8"):
+        contents(path)
+
+
+def test_semicolons_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text;id\na;1\n")
+    with pytest.raises(LocalError, match=r"HP-DATA-008.*line 1 of.*separated by semicolons; do: .*commas"):
+        contents(path)
+
+
+def test_the_mark_of_utf_8_is_no_part_of_a_name(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.csv"):
+        path = written(tmp_path / name, TEXTS)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert contents(path) == TEXTS
 
 
 @pytest.mark.parametrize("content", ['[\n {"text": "a"}\n]', '[{"text": "a"}, {"text": "b"}]'])

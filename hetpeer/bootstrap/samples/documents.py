@@ -26,8 +26,8 @@ def records(
 ) -> Iterator[Record]:
     """All records of `files`, in order. `asked`: the field that is read; None: `text`, or else `messages`.
 
-    `label`: the field of the label; None: records have none. Raises `LocalError` HP-DATA-008; HP-DATA-001 for a
-    file that cannot be read.
+    `label`: the field of the label; None: records have none. Raises `LocalError` HP-DATA-008, and
+    HP-DATA-001 for a file that cannot be read.
     """
     for file in files:
         if label is not None and file.format is Format.TEXT:

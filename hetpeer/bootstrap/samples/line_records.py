@@ -12,6 +12,7 @@ from hetpeer.bootstrap.samples.record import Progress, Record, bad_record, chose
 
 MOST_LINE = 2**26
 """Bytes of the longest line of a jsonl file, and characters of the longest field of a csv file."""
+NO_UTF8, TO_UTF8 = "it is no UTF-8 text", "convert the file to UTF-8"
 PIECE_BYTES = 2**20
 """A longer text is cut at an end of a line near each multiple of this."""
 
@@ -25,7 +26,7 @@ def text_records(path: Path, progress: Progress) -> Iterator[Record]:
             try:
                 yield Record(str(path), piece.decode())
             except UnicodeDecodeError as error:
-                raise bad_record(str(path), "it is no UTF-8 text", "convert it to UTF-8") from error
+                raise bad_record(str(path), NO_UTF8, TO_UTF8) from error
 
 
 def jsonl_records(
@@ -42,7 +43,9 @@ def jsonl_records(
             if not line.strip():
                 continue
             try:
-                fields = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+                fields = json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError as error:
+                raise bad_record(where, NO_UTF8, TO_UTF8) from error
             except (ValueError, RecursionError) as error:
                 raise bad_record(where, f"it is no JSON: {error}", *_one_array(line)) from error
             if not isinstance(fields, dict):
@@ -63,6 +66,12 @@ def csv_records(
             header = next(rows, None)
             if header is None:
                 return
+            if len(header) == 1 and ";" in header[0]:
+                raise bad_record(
+                    f"line 1 of {path}",
+                    "its fields are separated by semicolons",
+                    "separate them by commas, or by tabs in a .tsv",
+                )
             name = chosen_field(header, asked, f"line 1 of {path}")
             for row in rows:
                 where = f"line {rows.line_num} of {path}"
@@ -91,6 +100,4 @@ def _decoded(file: IO[bytes], path: Path, progress: Progress) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise bad_record(
-                f"line {number} of {path}", "it is no UTF-8 text", "convert it to UTF-8"
-            ) from error
+            raise bad_record(f"line {number} of {path}", NO_UTF8, TO_UTF8) from error
