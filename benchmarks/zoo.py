@@ -45,7 +45,7 @@ PACKAGES = {"transformers": ("transformers", "torch"), "timm": ("timm", "torchvi
 
 def attempt(entry: Entry) -> dict[str, Any]:
     """Result of an architecture: whether it works, else why not; differences from eager training."""
-    from hetpeer.bootstrap.authoring.equivalence import check_likeness
+    from hetpeer.bootstrap.model_checks.equivalence import check_likeness
     from hetpeer.stages.tracing.cut import cut_blocks
     from hetpeer.stages.tracing.stand_ins.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.trace import trace

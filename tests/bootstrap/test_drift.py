@@ -104,7 +104,7 @@ def test_reference_shares_nothing_with_the_engine_but_the_data_order() -> None:
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     ours = {module for module in modules if module.startswith("hetpeer")}
     assert ours == {
-        "hetpeer.bootstrap.authoring.drawn_dropout",
+        "hetpeer.bootstrap.model_checks.drawn_dropout",
         "hetpeer.stages.data.microbatches",
         "hetpeer.stages.operators.random_draws",
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, mse_loss, pad
 from torch.utils.checkpoint import checkpoint
 
-from hetpeer.bootstrap.authoring.equivalence import check_likeness
+from hetpeer.bootstrap.model_checks.equivalence import check_likeness
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
+from hetpeer.bootstrap.model_checks.drawn_dropout import DrawnDropout
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.operators.random_draws import Draw
 from tests.reference.delayed_parameters import DelayedParameters

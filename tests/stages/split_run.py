@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
+from hetpeer.bootstrap.model_checks.drawn_dropout import DrawnDropout
 from hetpeer.stages.block.block import Block, flat_views, run_range, statistic_views
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
+from hetpeer.bootstrap.model_checks.drawn_dropout import DrawnDropout
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import Block, backpropagate, flat_views, run_range
 from hetpeer.stages.operators.own_operators import Pass, attention

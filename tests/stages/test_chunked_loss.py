@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from hetpeer.bootstrap.authoring.equivalence import check_likeness
+from hetpeer.bootstrap.model_checks.equivalence import check_likeness
 from hetpeer.stages.operators.chunked_loss import LINEAR_LOSS, linear_cross_entropy
 from hetpeer.stages.tracing.counted_targets import counted_targets
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks

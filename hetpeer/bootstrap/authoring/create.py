@@ -9,37 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from hetpeer.bootstrap.authoring.author_model import author_model
-from hetpeer.bootstrap.authoring.data_fit import (
-    check_borders,
-    check_extremes,
-    check_vocabulary,
-    telling_example,
-)
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32
+from hetpeer.bootstrap.authoring.model_on_data import ModelOnData
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
-from hetpeer.bootstrap.authoring.run_data import (
-    DataOptions,
-    absolute_data,
-    is_function,
-    source_of,
-)
+from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data
 from hetpeer.bootstrap.authoring.sample_weigher import SampleWeigher, check_steps
-from hetpeer.bootstrap.authoring.user_code import (
-    LOSS,
-    absolute_reference,
-    weights_by_loss,
-    with_loss,
-)
+from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference
 from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.tasks import Task
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
+from hetpeer.bootstrap.run.durable_files import atomic_write, made_beside
 from hetpeer.bootstrap.run.manifest import Manifest, public_bytes, sign, validated
 from hetpeer.bootstrap.run.manifest_files import Name
 from hetpeer.bootstrap.run.owner_signature import Coordinators, Count, Positive
@@ -51,13 +36,8 @@ from hetpeer.bootstrap.run.settings import (
     TrainingSettings,
     TrustSettings,
 )
-from hetpeer.bootstrap.samples.source import Source, Wanted
-from hetpeer.dht.base.errors import LocalError
+from hetpeer.bootstrap.samples.source import Wanted
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.data.extremes import Extremes
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Fields = dict[str, Any]
 
@@ -130,57 +110,32 @@ def create_run(
         for part in FOLDERS:
             (folder / part).mkdir()
         tell("building the model")
-        own = author_model(
-            author,
-            reading,
-            classes=classes,
-            seed=seed,
-            kept=KeptFiles(folder / FOLDER),
-            tell=tell,
-        )
+        kept = KeptFiles(folder / FOLDER)
+        own = author_model(author, reading, classes=classes, seed=seed, kept=kept, tell=tell)
         if adapters:
-            task_of_it = own.task if own.part == "" else None
-            tell(f"adapted layers: {adapt(own.module, adapters, task_of_it)}; everything else is frozen")
-        wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
+            adapted = adapt(own.module, adapters, own.task if own.part == "" else None)
+            tell(f"adapted layers: {adapted}; everything else is frozen")
         tell("reading the first samples")
-        source = source_of(author, reading, wanted, own.tokenizer, own.module, own.task, training, own.images)
-        example = source.example(training.microbatch_size)
-        given = weights_by_loss(own.module, author.loss, example)
-        built = with_loss(own.module, author.loss, example)
-        example = telling_example(built, source, training.microbatch_size)
-        if own.tokenizer and not is_function(author.data):
-            check_vocabulary(built, example, own.tokenizer.vocabulary, own.tokenizer.path)
-        if reading.packed:
-            check_borders(built, example)
-        owner_key = _write_owner_key(folder)
-        shipped, counted = ship(folder, built, example, training, stages, tell, frozen_dtype=frozen_dtype)
+        wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
+        on_data = ModelOnData.of(own, author, reading, wanted, training)
+        shipped, counted = ship(
+            folder, on_data.module, on_data.example, training, stages, tell, frozen_dtype=frozen_dtype
+        )
         training = training.model_copy(update={"recompute": shipped.pop("recompute")})
-        weigher = SampleWeigher(given or counted)
-        _compare_batch(built, source, weigher, training, shipped["blocks"], tell)
+        weigher = SampleWeigher(on_data.given or counted)
+        on_data.compare_batch(weigher, training, shipped["blocks"], tell)
         tell("reading the data")
-        extremes = Extremes()
-        with disk_errors(folder):
-            written = source.write(folder / "data", [extremes.look, weigher.look])
-            written["weights"] = weigher.write(folder / "data")
-        try:
-            check_extremes(built, example, extremes.found())
-        except LocalError as error:
-            if training.on_bad_sample != "skip":
-                raise
-            tell(f"such samples will be skipped (--on-bad-sample skip): {error.what}; {error.why}")
+        written = on_data.write(folder / "data", weigher, training.on_bad_sample, tell)
+        whole = bool(eval_data) or own.has_evaluation
+        owner_key = _write_owner_key(folder)
         fields: Fields = {
             **asked,
             "data": written,
-            "training": _evaluating(
-                training,
-                reading.eval_samples,
-                written["heldout"],
-                whole=bool(eval_data) or own.has_evaluation,
-            ).model_dump(),
-            "links": (links or LinkSettings()).model_dump(),
-            "averaging": averaging and averaging.model_dump(),
-            "admission": (admission or AdmissionSettings()).model_dump(),
-            "trust": (trust or TrustSettings()).model_dump(),
+            "training": _evaluating(training, reading.eval_samples, written["heldout"], whole=whole),
+            "links": links or LinkSettings(),
+            "averaging": averaging,
+            "admission": admission or AdmissionSettings(),
+            "trust": trust or TrustSettings(),
             "owner": public_bytes(owner_key),
             **shipped,
         }
@@ -191,31 +146,6 @@ def create_run(
         author = author.model_copy(update={"task": own.task, "part": own.part, "chats": chats})
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
-
-
-def _compare_batch(
-    model: nn.Module,
-    source: Source,
-    weigher: SampleWeigher,
-    training: TrainingSettings,
-    blocks: Sequence[Mapping[str, int]],
-    tell: Callable[[str], None],
-) -> None:
-    """Say so if a batch is not the same as its microbatches."""
-    from hetpeer.bootstrap.authoring.whole_batch import MOST, compare_split, small_last_part
-    from hetpeer.stages.block.device import survey
-
-    sizes = [training.samples_of(number) for number in range(training.microbatches)]
-    if warning := small_last_part(model, sizes):
-        tell(warning)
-    takes = sum(2 * block["parameter_bytes"] + MOST * block["activation_bytes"] for block in blocks)
-    if training.microbatches == 1 or takes > survey().ram_free_bytes:
-        return
-    tell("comparing a batch with its microbatches")
-    batch = source.example(min(training.batch_size, MOST * training.microbatch_size))
-    split = compare_split(model, batch, training.microbatch_size, weigher.of(batch))
-    if split is not None and not split.is_same:
-        tell(str(split))
 
 
 def _evaluating(

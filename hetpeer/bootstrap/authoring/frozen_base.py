@@ -37,7 +37,7 @@ def in_form(
     """
     import torch
 
-    from hetpeer.bootstrap.authoring.equivalence import loss_of
+    from hetpeer.bootstrap.model_checks.equivalence import loss_of
     from hetpeer.stages.tracing.stored_base import restored, stored
 
     frozen = {

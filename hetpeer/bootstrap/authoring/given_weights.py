@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from hetpeer.bootstrap.authoring.loss_module import Loss, inputs_of, mode_kept
+from hetpeer.bootstrap.authoring.loss_module import Loss, inputs_of
+from hetpeer.bootstrap.model_checks.module_mode import mode_kept
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.sample_weights import Weights
 from hetpeer.stages.data.shards import Arrays

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,15 +100,3 @@ def inputs_of(model: nn.Module, names: Sequence[str]) -> list[str]:
             exit_code=ExitCode.CONFIG,
         )
     return inputs
-
-
-@contextmanager
-def mode_kept(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """While active, all of the model is in one mode; afterwards each module is in its mode of before."""
-    was = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in was:
-            module.training = mode

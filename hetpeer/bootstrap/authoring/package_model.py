@@ -52,7 +52,7 @@ def ship(
     """
     import torch
 
-    from hetpeer.bootstrap.authoring.equivalence import check_likeness, memory_of
+    from hetpeer.bootstrap.model_checks.equivalence import check_likeness, memory_of
     from hetpeer.stages.block.device import survey
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.counted_targets import counted_targets

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetpeer.bootstrap.authoring.data_fit import not_apart
 from hetpeer.bootstrap.authoring.user_code import DATA, absolute_reference, author_samples
+from hetpeer.bootstrap.model_checks.data_fit import not_apart
 from hetpeer.bootstrap.pretrained.tasks import ARRAYS, LABEL_FIELDS, OF_TEXTS, Task
 from hetpeer.bootstrap.run.run_directory import Author
 from hetpeer.bootstrap.run.settings import TrainingSettings

@@ -154,7 +154,7 @@ def _loss(model: nn.Module, batch: Arrays) -> float:
     """Loss of a batch without dropout; the model's buffers and mode stay as they are."""
     import torch
 
-    from hetpeer.bootstrap.authoring.loss_module import mode_kept
+    from hetpeer.bootstrap.model_checks.module_mode import mode_kept
 
     with mode_kept(model, training=False), torch.no_grad():
         loss: float = model(**{name: torch.from_numpy(array) for name, array in batch.items()}).item()

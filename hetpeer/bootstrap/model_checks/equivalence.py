@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
+from hetpeer.bootstrap.model_checks.drawn_dropout import DrawnDropout
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetpeer.bootstrap.authoring.drawn_dropout import BERNOULLI, DISTRIBUTIONS
-from hetpeer.bootstrap.authoring.loss_module import mode_kept
+from hetpeer.bootstrap.model_checks.drawn_dropout import BERNOULLI, DISTRIBUTIONS
+from hetpeer.bootstrap.model_checks.module_mode import mode_kept
 from hetpeer.stages.data.sample_weights import Weights, share
 from hetpeer.stages.data.shards import Arrays
 
