@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody writes it)
 from torch import nn
 
-from hetpeer.bootstrap.authoring.equivalence import check_likeness
+from hetpeer.bootstrap.model_checks.equivalence import check_likeness
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetpeer.bootstrap.authoring.equivalence import check_likeness
+from hetpeer.bootstrap.model_checks.equivalence import check_likeness
 from hetpeer.stages.operators.scan_operators import LINEAR_SCAN
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.stand_ins.time_loops import loops_as_scans
