@@ -5,6 +5,7 @@ import pytest
 from hetpeer.averaging.messages import BlockVote, Missed, Reducing, TermView, Vote
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
+from hetpeer.bootstrap.coordinator.commits import group_squares
 from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
@@ -180,3 +181,20 @@ def test_shards_are_shorter_where_many_add_up():
     assert {cover.length for cover in told["v00"]} == {LENGTH // 3}
     told = reduce_of().make(SUMS, ROSTER, 0.0)
     assert {cover.length for cover in told["a"]} == {0}, "as usual"
+
+
+def test_norms_of_groups_add_up_over_the_blocks():
+    def of(*squares):
+        return BlockVote(block=0, digest="x", squared_norm=9.0, finite=True, group_squares=squares)
+
+    assert group_squares({0: of(1.0, 2.0), 1: of(4.0, 0.0)}) == {"group_squares": [5.0, 2.0]}
+    assert group_squares({0: of(1.0, 2.0), 1: of()}) == {}, "a holder of an earlier version"
+    assert group_squares({0: of(1.0, 2.0), 1: of(4.0)}) == {}
+    assert group_squares({0: of()}) == group_squares({}) == {}
+
+
+def test_a_norm_of_a_group_that_no_sum_has_is_refused():
+    one = reduce()
+    block = BlockVote(block=0, digest="x", squared_norm=1.0, finite=True, group_squares=(1e301,))
+    with pytest.raises(ProtocolError, match="norm"):
+        one.vote("a", Vote(line=LINE, step=0, plan=1, blocks=(block,)), ROSTER, 1.0)

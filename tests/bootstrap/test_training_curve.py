@@ -12,6 +12,7 @@ from hypothesis import given
 from hetpeer.bootstrap.log.credit import Credit
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import ParameterGroup
 from hetpeer.bootstrap.storage.training_curve import (
     CurvePoints,
     ExactCurve,
@@ -98,6 +99,17 @@ def test_a_point_says_what_people_watch(fresh: RunDirectory) -> None:
     }
     assert "perplexity" not in points.of(evaluation(4, 1e4)), "no float has it"
     assert points.of({**evaluation(4, 2.0), "hits": [3, 4]})["accuracy"] == 0.75
+
+
+def test_norms_of_groups_are_named_by_their_patterns(fresh: RunDirectory) -> None:
+    groups = (ParameterGroup(pattern="*.bias", weight_decay=0.0),)
+    training = fresh.manifest.training.model_copy(update={"groups": groups})
+    points = CurvePoints(fresh.manifest.model_copy(update={"training": training}))
+    record = {**commit(3), "group_squares": [4.0, 2.25]}
+    assert points.of(record)["group_norms"] == {"*.bias": 2.0, "others": 1.5}
+    assert "group_norms" not in points.of(commit(3)), "a holder of an earlier version has voted"
+    assert "group_norms" not in points.of({**record, "group_squares": [4.0]}), "somebody's own idea"
+    assert "group_norms" not in CurvePoints(fresh.manifest).of({**record, "group_squares": [4.0]})
 
 
 def test_the_learning_rate_is_that_of_the_update(fresh: RunDirectory) -> None:

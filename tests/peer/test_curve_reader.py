@@ -79,7 +79,9 @@ def test_of_a_grouped_run_the_place_is_the_number_of_commits(tmp_path: Path) -> 
 
 def test_scalars_have_the_names_that_people_know() -> None:
     fields = {"kind": "step", "step": 3, "loss": 2, "norm": 0.5, "learning_rate": 1e-3, "plan": 7}
-    point = PlacedPoint(4, {**fields, "tokens_per_second": 64.0, "block_norms": [0.3, 0.4]})
+    point = PlacedPoint(
+        4, {**fields, "tokens_per_second": 64.0, "block_norms": [0.3, 0.4], "group_norms": {"*.bias": 0.25}}
+    )
     assert point.scalars == {
         "train/loss": 2.0,
         "train/grad_norm": 0.5,
@@ -87,6 +89,7 @@ def test_scalars_have_the_names_that_people_know() -> None:
         "train/tokens_per_second": 64.0,
         "grad_norm/block_000": 0.3,
         "grad_norm/block_001": 0.4,
+        "grad_norm/*.bias": 0.25,
     }
     held_out = PlacedPoint(4, {"kind": "evaluation", "step": 4, "loss": 1.0, "perplexity": 2.7})
     assert held_out.scalars == {"eval/loss": 1.0, "eval/perplexity": 2.7}

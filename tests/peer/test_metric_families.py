@@ -105,7 +105,7 @@ RELIABLE = ReliableFigures(
 )
 RECORDS = [
     {"kind": "commit", "step": 0, "seconds": 2.0, "reduce_seconds": 0.4},
-    {"kind": "commit", "step": 1, "seconds": 50.0, "reduce_seconds": 4.0},
+    {"kind": "commit", "step": 1, "seconds": 50.0, "reduce_seconds": 4.0, "squares": [4.0, 9.0]},
     {"kind": "average", "seconds": 7.0},
     {"kind": "evaluation", "loss": 3.5},
     {"kind": "evaluation", "loss": 3.25, "hits": [1, 4]},
@@ -115,7 +115,7 @@ RECORDS = [
 
 
 def log_metrics(*records):
-    log = LogMetrics()
+    log = LogMetrics(lambda record: {"*.bias": record["step"] + 0.5, "others": 2.0})
     for record in records:
         log.add(record)
     return list(log.metrics())
@@ -165,6 +165,9 @@ def test_figures_become_samples():
     assert found["hetpeer_swarm_block_replicas", "1"] == 2
     assert (found["hetpeer_gradient_norm",], found["hetpeer_learning_rate",]) == (0.75, 5e-4)
     assert (found["hetpeer_checkpoint_step",], found["hetpeer_best_checkpoint_step",]) == (5, 3)
+    assert (found["hetpeer_block_gradient_norm", "0"], found["hetpeer_block_gradient_norm", "1"]) == (2, 3)
+    assert found["hetpeer_group_gradient_norm", "*.bias"] == 1.5
+    assert found["hetpeer_group_gradient_norm", "others"] == 2
     assert found["hetpeer_heldout_loss",] == 3.25
     assert found["hetpeer_heldout_accuracy",] == 0.25
     assert found["hetpeer_swarm_peers", "working"] == 2
@@ -229,7 +232,9 @@ def test_what_is_not_limited_has_no_limit():
 def test_labels_are_few():
     """Whatever the daemon does: a name from outside never becomes one."""
     labels = {label for family in everything() for one in family.samples for label in one.labels}
-    words = "version role run state process via phase way activity link kind le of block code reason gpu"
+    words = (
+        "version role run state process via phase way activity link kind le of block group code reason gpu"
+    )
     assert labels == {*words.split(), "model"}
     kinds = {labels[0] for name, *labels in samples(log_metrics(*RECORDS)) if name.endswith("records_total")}
     assert kinds == {*KINDS, "other"}

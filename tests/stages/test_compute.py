@@ -154,6 +154,14 @@ async def test_pieces_are_looked_at_each(compute):
     assert seen.pieces[1][1] is False
 
 
+async def test_each_group_of_elements_has_a_norm(compute):
+    extent = compute.arena.allocate(16)
+    compute.arena.view(extent)[:] = np.array([1, 2, 3, 4], dtype=np.float32).tobytes()
+    groups = (((0, 1), (2, 3)), (), ((3, 4),))
+    seen = await compute.submit(InspectVector(extent=extent, elements=4, normed=((0, 4),), groups=groups))
+    assert (seen.squared_norm, seen.group_squares) == (30, (10, 0, 16))
+
+
 async def test_answers_come_in_order_until_the_worker_leaves(compute):
     extent = compute.arena.allocate(8)
     compute.arena.view(extent)[:] = np.array([3, 4], dtype=np.float32).tobytes()

@@ -2,6 +2,7 @@
 way.
 """
 
+import math
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.training_curve import curve_points
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -105,6 +107,14 @@ async def test_a_hard_model_is_trained_exactly(swarm: Swarm) -> None:
     assert verdict.ok, verdict.problems
     assert replayed.ok, replayed.problems
     assert replayed.equal == replayed.steps == OPTIONS["steps"]
+    for point in curve_points(swarm.run.manifest, swarm.records()):
+        if point["kind"] == "step":
+            norms = point["group_norms"]
+            assert norms.keys() == {"*.bias", "others"}
+            assert 0 < norms["*.bias"] < point["norm"]
+            assert math.hypot(*norms.values()) == pytest.approx(point["norm"], rel=1e-5), (
+                "tied ones count once"
+            )
     _exports_into_the_authors_module(swarm.run.path, module)
 
 

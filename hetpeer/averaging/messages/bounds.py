@@ -40,6 +40,8 @@ class MessageBounds:
     slot: int
     checked: bool
     """Whether the run has spot checks; otherwise no fingerprints are asked for."""
+    groups: int = 0
+    """Parameter groups, each with a norm in a vote."""
 
     @property
     def hello(self) -> int:
@@ -61,7 +63,7 @@ class MessageBounds:
             "applied": SPARE + self.blocks * HELD,
             "sealed": SPARE + self.blocks * (CONTENTS + 2 * self.slot * ID) + 2 * self.slot * LOSS,
             "evaluated": SPARE + self.microbatches * (LOSS + HITS),
-            "vote": SPARE + self.blocks * VOTED + 2 * votes,
+            "vote": SPARE + self.blocks * (VOTED + (self.groups + 1) * LOSS) + 2 * votes,
             "missed": SPARE + 2 * MOST_NAMED * PEER,
             "compared": SPARE + 2 * MOST_NAMED * PEER,
             "checked": SPARE + self.blocks * LOSS,

@@ -135,12 +135,16 @@ class Held(Schema):
 
 
 class BlockVote(Schema):
-    """A holder's word on a reduced gradient: the digest of its bits and its squared 2-norm in float64."""
+    """A holder's word on a reduced gradient: the digest of its bits and its squared 2-norm in float64.
+
+    `group_squares`: the squared norm of each parameter group of the manifest, and of all other parameters.
+    """
 
     block: Block
     digest: Digest
     squared_norm: Annotated[float, Field(ge=0)]
     finite: bool
+    group_squares: Many[Amount] = ()
 
 
 class Received(Schema):

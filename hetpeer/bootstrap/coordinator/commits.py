@@ -64,7 +64,8 @@ def _commit_record(
 ) -> dict[str, Any]:
     """Log record of a commit: plan, loss, gradient digests, norms, clip coefficient, volunteers' shares.
 
-    `squares`: each block's part of the squared norm, so that a replay can name a block.
+    `squares`: each block's part of the squared norm, so that a replay can name a block. `group_squares`: each
+    parameter group's part, the last one that of all other parameters.
     """
     norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
     return {
@@ -80,6 +81,7 @@ def _commit_record(
         "loss": step.ledger.train_loss(step.weights),
         "norm": norm,
         "squares": [vote.squared_norm for _, vote in sorted(decision.items())],
+        **group_squares(decision),
         "coefficient": clip_coefficient(norm, context.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
         **written(
@@ -90,6 +92,14 @@ def _commit_record(
         **step.ledger.unused.written(),
         **({"afterwards": afterwards} if (afterwards := context.late_work.take()) else {}),
     }
+
+
+def group_squares(decision: Mapping[int, m.BlockVote]) -> dict[str, Any]:
+    """Squared norms of the parameter groups; nothing if a vote has none, or others than the rest."""
+    told = [vote.group_squares for vote in decision.values()]
+    if not told or not told[0] or len({*map(len, told)}) > 1:
+        return {}
+    return {"group_squares": [math.fsum(parts) for parts in zip(*told, strict=True)]}
 
 
 def given_up(step: CoordinatedStep) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Reduce:
         """Note a holder's vote. True: all have voted, and another plan is needed. Raises `ProtocolError`."""
         if not self.under_way or message.plan != self.plan:
             return False
-        if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):
+        if any(vote.finite and max(_squares(vote)) > LARGEST_NORM for vote in message.blocks):
             raise ProtocolError("a vote with a norm that no sum has", peer=peer)
         named = [vote.block for vote in message.blocks]
         if len(set(named)) < len(named):
@@ -270,3 +270,8 @@ def _shards(covers: Iterable[m.Cover], sizes: Mapping[int, int]) -> Counter[str]
         for reader in (*cover.receivers, *cover.observers):
             found[reader] += length
     return found
+
+
+def _squares(vote: m.BlockVote) -> tuple[float, ...]:
+    """All squared norms of a vote."""
+    return vote.squared_norm, *vote.group_squares

@@ -30,6 +30,7 @@ def message_bounds(manifest: Manifest) -> MessageBounds:
         microbatches=training.microbatches + training.eval_microbatches,
         slot=training.slot_size,
         checked=bool(manifest.trust.spot_checks),
+        groups=len(training.groups),
     )
 
 

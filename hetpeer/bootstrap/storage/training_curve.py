@@ -28,6 +28,10 @@ LARGEST_LOSS: Final = 700.0
 """Loss in nats whose perplexity is still a float."""
 
 
+OTHERS: Final = "others"
+"""Name of the parameters that no group's pattern matches."""
+
+
 def learning_rate(training: TrainingSettings, batch: int) -> float:
     """The learning rate of the update that is made with batch number `batch`, counted from 0."""
     return training.learning_rate * factor(training.schedule, batch + 1)
@@ -43,6 +47,18 @@ def tokens_in_sample(data: DataSettings) -> int | None:
         if len(shapes.get(tokens, ())) == 1 and shapes[tokens] == shapes.get(targets):
             return shapes[tokens][0]
     return None
+
+
+def group_norms(training: TrainingSettings, record: Record) -> dict[str, float]:
+    """Pattern of each parameter group → 2-norm of its gradient in a commit; OTHERS: all other parameters.
+
+    Empty without groups, or if the commit does not have their norms.
+    """
+    names = [*(group.pattern for group in training.groups), OTHERS]
+    squares = record.get("group_squares", ())
+    if len(squares) != len(names) or len(names) == 1:
+        return {}
+    return {name: math.sqrt(square) for name, square in zip(names, squares, strict=True)}
 
 
 class CurvePoints:
@@ -67,7 +83,9 @@ class CurvePoints:
             samples = self._training.batch_size - skipped
             found[self._speed] = samples * (self._tokens or 1) / record["seconds"]
         if "squares" in record:
-            found["block_norms"] = [float(f"{math.sqrt(square):.6g}") for square in record["squares"]]
+            found["block_norms"] = [_norm(square) for square in record["squares"]]
+        if groups := group_norms(self._training, record):
+            found["group_norms"] = {name: _norm(norm * norm) for name, norm in groups.items()}
         return found
 
     def _of_evaluation(self, record: Record) -> dict[str, Any]:
@@ -78,6 +96,11 @@ class CurvePoints:
             right, counted = record["hits"]
             found["accuracy"] = right / counted
         return found
+
+
+def _norm(square: float) -> float:
+    """The norm to six digits."""
+    return float(f"{math.sqrt(square):.6g}")
 
 
 class ExactCurve:

@@ -14,6 +14,7 @@ from hetpeer.peer.training.check_answers import SumProofAnswers
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.peer.transport.tensor_store import Answer, Tensor
+from hetpeer.stages.block.parameter_groups import group_ranges
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, EncodedTensor
@@ -184,6 +185,7 @@ class ReduceExecution:
         whole = len(shards) == 1 and not tied
         gradient = shards[0] if whole else self._join(step, shards, elements * FLOAT_BYTES)
         spec = self._schema.specs[work.block]
+        patterns = [group.pattern for group in self._schema.training.groups]
 
         async def answer() -> None:
             for use, total, summed in tied:
@@ -197,12 +199,19 @@ class ReduceExecution:
                 elements=elements,
                 normed=normed,
                 pieces=tuple(piece.extent for piece in pieces),
+                groups=group_ranges(spec, patterns, normed),
             )
             seen = await self._posts.post(command, [gradient, *pieces])
             if not step.group:
                 self._book.computed("inspect", seen.seconds)
             norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
-            vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
+            vote = m.BlockVote(
+                block=work.block,
+                digest=seen.digest,
+                squared_norm=norm,
+                finite=seen.finite,
+                group_squares=seen.group_squares if seen.finite else (),
+            )
             looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
             self._perform(self._member.work.inspected(step, work.plan, vote, gradient, looks))
 

@@ -42,7 +42,9 @@ class PlacedPoint:
             if fields.get(name) is not None
         }
         norms = enumerate(fields.get("block_norms", ()))
-        return found | {f"grad_norm/block_{block:03}": float(norm) for block, norm in norms}
+        found |= {f"grad_norm/block_{block:03}": float(norm) for block, norm in norms}
+        groups = fields.get("group_norms", {}).items()
+        return found | {f"grad_norm/{name}": float(norm) for name, norm in groups}
 
 
 SPEEDS = ("tokens_per_second", "samples_per_second")

@@ -273,7 +273,11 @@ def reliable_metrics(seen: ReliableFigures) -> Iterator[Metric]:
 class LogMetrics:
     """Metrics of the log's records, added in order: number, duration of steps, newest held-out loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, norms: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> None:
+        """`norms`: record of a commit → group of parameters → norm of its gradient."""
+        self._norms = norms
+        self._group_norms: Mapping[str, float] = {}
+        self._block_norms: Mapping[str, float] = {}
         self._heldout_loss: float | None = None
         self._heldout_accuracy: float | None = None
         self._kinds = dict.fromkeys((*KINDS, OTHER), 0)
@@ -288,6 +292,10 @@ class LogMetrics:
         """Count one more record."""
         kind = record["kind"]
         self._kinds[kind if kind in self._kinds else OTHER] += 1
+        if kind == "commit":
+            squares = enumerate(record.get("squares", ()))
+            self._block_norms = {str(block): math.sqrt(square) for block, square in squares}
+            self._group_norms = self._norms(record)
         if kind == "commit" and "reduce_seconds" in record:
             self._steps.observe(record["seconds"])
             self._averagings.labels("gradient").observe(record["reduce_seconds"])
@@ -301,6 +309,9 @@ class LogMetrics:
     def metrics(self) -> Iterator[Metric]:
         """Metrics of all records added."""
         yield _counters("log_records", "Decisions in the log", ("kind",), self._kinds)
+        what = "Of the last committed step, before clipping"
+        yield _gauges("block_gradient_norm", what, ("block",), self._block_norms)
+        yield _gauges("group_gradient_norm", what, ("group",), self._group_norms)
         yield _gauge("heldout_loss", "Of the newest evaluation", self._heldout_loss)
         yield _gauge("heldout_accuracy", "Of the newest evaluation, 0 to 1", self._heldout_accuracy)
         yield from self._steps.collect()

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +24,7 @@ from starlette.routing import Route
 
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.bootstrap.storage.training_curve import learning_rate
+from hetpeer.bootstrap.storage.training_curve import group_norms, learning_rate
 from hetpeer.peer.limits.amounts import rate, volume
 from hetpeer.peer.limits.governor import Reason
 from hetpeer.peer.watching.metric_families import (
@@ -172,7 +173,7 @@ class ReliableSource:
         self._peer = peer
         self._training = training
         self._grouped = grouped
-        self._log = LogMetrics()
+        self._log = LogMetrics(partial(group_norms, training))
         self._read = 0
         """Records of the log that are counted."""
 

@@ -82,6 +82,29 @@ def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, Sett
     return {**settings, **changes}
 
 
+def group_ranges(
+    spec: BlockSpec, patterns: Sequence[str], counted: Sequence[tuple[int, int]]
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Ranges [begin, end) of the block's vector that are of each of `patterns`, and of none of them, last.
+
+    Only what lies in the ranges `counted`. Without patterns there are no groups.
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in range(len(patterns) + 1)]
+    begin = 0
+    for name, tensor in spec.parameter_specs.items():
+        end = begin + tensor.count
+        matching = (number for number, pattern in enumerate(patterns) if fnmatchcase(name, pattern))
+        parts = ((max(begin, first), min(end, last)) for first, last in counted)
+        ranges = found[next(matching, len(patterns))]
+        for first, last in parts:
+            if first < last and ranges and ranges[-1][1] == first:
+                ranges[-1] = ranges[-1][0], last
+            elif first < last:
+                ranges.append((first, last))
+        begin = end
+    return tuple(map(tuple, found)) if patterns else ()
+
+
 @dataclass(frozen=True, slots=True)
 class BlockRules:
     """All rules that change a block's state."""

@@ -122,12 +122,14 @@ class MarkVector(Command[Marked], kind="mark_vector"):
 class InspectVector(Command[Inspected], kind="inspect"):
     """Digest, norm and finiteness of `elements` float32 values, and of each of `pieces`.
 
-    Elements in the ranges [begin, end) of `normed` count for the norm.
+    Elements in the ranges [begin, end) of `normed` count for the norm, and those of each of `groups` for the
+    norm of that group.
     """
 
     extent: Extent
     elements: Count
     normed: tuple[tuple[Count, Count], ...]
+    groups: tuple[tuple[tuple[Count, Count], ...], ...] = ()
     pieces: tuple[Extent, ...] = ()
 
 

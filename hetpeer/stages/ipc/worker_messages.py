@@ -240,7 +240,8 @@ class Inspected(Result, kind="inspected"):
     """Blake3 (hex) of the bytes, sum of squares in float64 (exact_numerics.py), and whether all values are
     finite.
 
-    `pieces`: (digest, finite) of each piece. `seconds` of wall time.
+    `pieces`: (digest, finite) of each piece. `group_squares`: the squared norm of each group. `seconds` of
+    wall time.
     """
 
     digest: Name
@@ -248,6 +249,7 @@ class Inspected(Result, kind="inspected"):
     finite: bool
     seconds: Number
     pieces: tuple[tuple[Name, bool], ...] = ()
+    group_squares: tuple[float, ...] = ()
 
 
 class UpdateApplied(Result, kind="applied"):

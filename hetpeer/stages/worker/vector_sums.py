@@ -85,13 +85,13 @@ class VectorSums:
         """Carry out `InspectVector`."""
         started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
-        norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
         digest, finite = _look(vector)
         return r.Inspected(
             digest=digest,
-            squared_norm=norm,
+            squared_norm=_squared_norm(vector, command.normed),
             finite=finite,
             pieces=tuple(_look(self._all(piece)) for piece in command.pieces),
+            group_squares=tuple(_squared_norm(vector, ranges) for ranges in command.groups),
             seconds=time.perf_counter() - started,
         )
 
@@ -104,6 +104,11 @@ def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
     _among(how, begin, begin + len(vector))
     part = vector[how.begin - begin : how.end - begin]
     return pack(fingerprint(part.cpu().numpy(), how.block, how.begin, how.key))
+
+
+def _squared_norm(vector: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> float:
+    """The squared norm of some ranges of `vector`."""
+    return math.fsum(squared_norm(vector[begin:end]) for begin, end in ranges)
 
 
 def _among(how: v.Marking, begin: int, end: int) -> None:

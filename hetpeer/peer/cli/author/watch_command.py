@@ -118,7 +118,8 @@ def _line(point: PlacedPoint) -> str:
         return f"step {point.x}  held-out loss {fields['loss']:.4f}{perplexity}{accuracy}"
     speeds = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
     speed = "".join(f"  {fields[name]:,.0f} {unit}" for name, unit in speeds.items() if name in fields)
+    groups = "".join(f", {name} {norm:.3g}" for name, norm in fields.get("group_norms", {}).items())
     return (
-        f"step {point.x}  loss {fields['loss']:.4f}  gradient norm {fields['norm']:.3g}  learning rate "
-        f"{fields['learning_rate']:.3g}{speed}"
+        f"step {point.x}  loss {fields['loss']:.4f}  gradient norm {fields['norm']:.3g}{groups}  "
+        f"learning rate {fields['learning_rate']:.3g}{speed}"
     )
