@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def test_utf_16_is_named(tmp_path: Path, name: str) -> None:
     path.write_bytes((path.read_text() if path.exists() else "a text").encode("utf-16"))
     with pytest.raises(LocalError, match=r"HP-DATA-008.*it is no UTF-8 text.*do: convert the file to UTF-8"):
         contents(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_chat_that_is_written_as_a_text_is_refused(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / name, [json.dumps(chat) for chat in CHATS], "messages")
+    with pytest.raises(LocalError, match=r"HP-DATA-008.*1 of|HP-DATA-008.*line 2 of") as caught:
+        contents(path)
+    assert caught.value.why == "its field holds a chat that is written as a text"
 
 
 def test_semicolons_are_named(tmp_path: Path) -> None:

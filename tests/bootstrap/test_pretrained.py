@@ -223,6 +223,12 @@ def test_a_model_that_brings_code(tmp_path: Path) -> None:
     assert "FILE.PY:FUNCTION" in error.fix
 
 
+def test_a_kind_of_model_that_transformers_does_not_know(tmp_path: Path) -> None:
+    error = refused(tmp_path, "HP-MODEL-012", changed_config(llama(tmp_path / "model"), model_type="own"))
+    assert error.why == f"transformers {transformers.__version__} does not know its model_type"
+    assert error.fix.startswith("pip install -U transformers")
+
+
 def sharded(folder: Path) -> list[Path]:
     model = transformers.AutoModelForCausalLM.from_pretrained(llama(folder))
     (folder / "model.safetensors").unlink()

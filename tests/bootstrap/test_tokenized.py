@@ -131,6 +131,39 @@ def test_a_template_that_does_not_work(tmp_path: Path, template: str | None, cod
     assert code == "HP-DATA-009" or "line 1 of" in caught.value.what
 
 
+BAD_CONTENTS = [
+    (None, "a message of the chat has no content"),
+    (7, "the content of a message is a value of type int, and no text"),
+    ([{"type": "image"}, {"type": "text", "text": "x"}], "the content of a message is a value of type list"),
+    ("\ud800", "its text is no Unicode"),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), BAD_CONTENTS)
+def test_a_message_without_a_text_is_refused(tmp_path: Path, content: object, why: str) -> None:
+    """A template would write such a value as Python shows it."""
+    chat = [{"role": "user", "content": content}, {"role": "assistant", "content": "x"}]
+    with pytest.raises(LocalError, match=r"HP-DATA-008.*line 1 of") as caught:
+        made(written(tmp_path / "a.jsonl", [chat], "messages"), tokenizer_folder(tmp_path / "tokenizer"))
+    assert caught.value.why.startswith(why)
+
+
+def test_parts_of_a_text_are_put_together(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    parts = [
+        [{**one, "content": [{"type": "text", "text": text} for text in one["content"]]} for one in chat]
+        for chat in CHATS
+    ]
+    found = [made(written(tmp_path / "a.jsonl", chats, "messages"), folder) for chats in (CHATS, parts)]
+    assert found[0] == found[1]
+
+
+def test_half_a_surrogate_pair_is_named(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    with pytest.raises(LocalError, match=r"HP-DATA-008.*line 2 of.*its text is no Unicode"):
+        made(written(tmp_path / "a.jsonl", ["good", "\ud800"]), folder)
+
+
 @pytest.mark.parametrize("chat", [[], [{"content": "x"}], ["x"], [7]])
 def test_messages_that_are_none(tmp_path: Path, chat: list[object]) -> None:
     with pytest.raises(LocalError, match=r"HP-DATA-008.*line 1 of"):

@@ -279,6 +279,11 @@ def _reason(source: ModelSource, error: BaseException) -> tuple[str, str]:
             "it brings Python code of its own, which is not run",
             "load it in a function of yours with trust_remote_code=True, and give --model FILE.PY:FUNCTION",
         )
+    if "does not recognize this architecture" in text:
+        return (
+            f"transformers {library().__version__} does not know its model_type",
+            "pip install -U transformers, or give a function that loads it: --model FILE.PY:FUNCTION",
+        )
     chain: list[BaseException] = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,7 +13,7 @@ from hetpeer.bootstrap.samples.arrow_records import dataset_records, hub_records
 from hetpeer.bootstrap.samples.formats import DataFile, Format
 from hetpeer.bootstrap.samples.hub_name import HubName
 from hetpeer.bootstrap.samples.line_records import csv_records, jsonl_records, text_records
-from hetpeer.bootstrap.samples.record import Progress, Record, bad_record
+from hetpeer.bootstrap.samples.record import CHAT_FIELD, Progress, Record, bad_record, unicode_text
 from hetpeer.bootstrap.samples.tokenizer import Document, Message, Tokenizer
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
@@ -35,8 +37,12 @@ def records(
                 str(file.path), "a text has no fields, and so no label", "give .jsonl, .csv or .parquet"
             )
         labelled = {} if label is None else {"label": label}
+        found = _reader(file, asked)(progress=progress, **labelled)
         try:
-            yield from _reader(file, asked)(progress=progress, **labelled)
+            for number, record in enumerate(found):
+                if not number and asked in (None, CHAT_FIELD):
+                    _check_no_written_chat(record)
+                yield record
         except OSError as error:
             raise LocalError(
                 "HP-DATA-001",
@@ -45,6 +51,21 @@ def records(
                 fix="see that the file is whole, and that you may read it",
                 exit_code=ExitCode.CONFIG,
             ) from error
+
+
+def _check_no_written_chat(record: Record) -> None:
+    """Refuse a chat that is written as a text, which would be trained on as it stands there."""
+    content = record.content
+    if not isinstance(content, str) or not content.lstrip().startswith("["):
+        return
+    with suppress(ValueError, RecursionError):
+        chat = json.loads(content)
+        if chat and all(isinstance(message, dict) and "role" in message for message in chat):
+            raise bad_record(
+                record.where,
+                "its field holds a chat that is written as a text",
+                "write the messages as a list of objects, in .jsonl or .parquet",
+            )
 
 
 def texts(found: Iterable[Record]) -> Iterator[bytes]:
@@ -57,10 +78,7 @@ def texts(found: Iterable[Record]) -> Iterator[bytes]:
             raise bad_record(
                 record.where, _no_text(record.content), "give --tokenizer for chats, or another --text-field"
             )
-        try:
-            yield b"\n" * (number > 0) + record.content.encode()
-        except UnicodeEncodeError as error:
-            raise bad_record(record.where, f"its text is no Unicode: {error.reason}") from error
+        yield b"\n" * (number > 0) + unicode_text(record.where, record.content).encode()
 
 
 def documents(found: Iterable[Record], tokenizer: Tokenizer) -> Iterator[Document]:
@@ -99,7 +117,7 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
 
 def _tokenized(batch: Sequence[Record], tokenizer: Tokenizer) -> Iterator[Document]:
     if isinstance(batch[0].content, str):
-        return tokenizer.texts([record.content for record in batch])
+        return tokenizer.texts([unicode_text(record.where, record.content) for record in batch])
     return tokenizer.chats([(record.where, _messages(record)) for record in batch])
 
 
@@ -110,12 +128,32 @@ def _messages(record: Record) -> list[Message]:
         raise bad_record(
             record.where, _no_text(content), "choose another --text-field, or leave the record out"
         )
-    for message in content:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise bad_record(
-                record.where, "a message of the chat has no role", "give role and content to each"
-            )
-    return [{key: value for key, value in message.items() if value is not None} for message in content]
+    return [_message(record.where, message) for message in content]
+
+
+def _message(where: str, message: Any) -> Message:
+    """A message whose content, if it has one, is a text: parts of a text are put together."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise bad_record(where, "a message of the chat has no role", "give role and content to each")
+    found = {key: value for key, value in message.items() if value is not None}
+    content = found.get("content")
+    if isinstance(content, list) and all(map(_is_text_part, content)):
+        content = "".join(part["text"] for part in content)
+    if len(found) == 1:
+        raise bad_record(where, "a message of the chat has no content", "give role and content to each")
+    if content is None:
+        return found  # such as a call of a tool
+    if not isinstance(content, str):
+        raise bad_record(
+            where,
+            f"the content of a message is a value of type {type(content).__name__}, and no text",
+            "give texts, or a list of parts like {'type': 'text', 'text': '…'}",
+        )
+    return found | {"content": unicode_text(where, content)}
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _no_text(content: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hetpeer.bootstrap.samples.packing import IDS, LABELS, MASK
-from hetpeer.bootstrap.samples.record import Record, bad_record
+from hetpeer.bootstrap.samples.record import Record, bad_record, unicode_text
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 from hetpeer.stages.data.extremes import IGNORED
 from hetpeer.stages.data.shards import Array, Arrays
@@ -70,7 +70,7 @@ def _text(record: Record, content: Any, what: str) -> str:
     if not isinstance(content, str) or not content:
         kind = "empty" if content == "" else f"a value of type {type(content).__name__}"
         raise bad_record(record.where, f"its {what} is {kind}, and no text")
-    return content
+    return unicode_text(record.where, content)
 
 
 def _padded(ids: list[int], length: int, pad: int) -> Arrays:

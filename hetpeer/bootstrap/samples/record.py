@@ -9,7 +9,8 @@ from typing import Any
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
-DEFAULT_FIELDS = ("text", "messages")
+CHAT_FIELD = "messages"
+DEFAULT_FIELDS = ("text", CHAT_FIELD)
 """Fields that are looked for, in this order, if none is named."""
 SHOWN = 8
 """Field names that an error repeats."""
@@ -90,6 +91,16 @@ def label_of(fields: Mapping[str, Any], label: str | None, where: str) -> Any:
 def bad_record(where: str, why: str, fix: str = "mend the file, or leave the record out") -> LocalError:
     """HP-DATA-008: the record at `where` cannot be used."""
     return LocalError("HP-DATA-008", f"cannot use {where}", why=why, fix=fix, exit_code=ExitCode.CONFIG)
+
+
+def unicode_text(where: str, text: str) -> str:
+    """`text`. Raises `LocalError` HP-DATA-008 if it has halves of surrogate pairs, as JSON may have."""
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise bad_record(where, f"its text is no Unicode: {error.reason}") from error
+    return text
 
 
 def not_installed(what: str, package: str, extra: str = "hf") -> LocalError:

@@ -114,7 +114,8 @@ def _check_alike(specs: Sample, arrays: Arrays, number: int) -> None:
 def _too_few(maker: str, count: int, needed: int) -> LocalError:
     return too_little(
         f"{maker} {count} samples, at least {needed} are needed",
-        fix="give more data; a data function yields one mapping of names to numpy arrays for each sample",
+        fix="give more data; of a chat the assistant's words count, of a text all but its first token; a "
+        "data function yields one mapping of names to numpy arrays for each sample",
     )
 
 
