@@ -57,6 +57,7 @@ def ship(
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.counted_targets import counted_targets
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
+    from hetpeer.stages.tracing.graph_size import check_block_sizes
     from hetpeer.stages.tracing.stand_ins.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.trace import trace
 
@@ -82,8 +83,9 @@ def ship(
     if frozen_dtype != FLOAT32:
         dag = in_form(model, first, dag, frozen_dtype, autocast=mode.autocast, tell=tell)
     last = training.samples_of(training.microbatches - 1)
-    tell("cutting it into blocks")
+    tell(f"cutting its {len(dag.nodes)} operator calls into blocks")
     specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
+    check_block_sizes(specs)
     _check_last(specs, last)
     takes, free = memory_of(specs), survey().ram_free_bytes
     if takes <= free:

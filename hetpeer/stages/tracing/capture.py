@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.draws import number_draws
+from hetpeer.stages.tracing.graph_size import bounded_graphs
 from hetpeer.stages.tracing.passes.complex_pairs import without_complex
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
 from hetpeer.stages.tracing.stand_ins.expert_loops import loops_as_groups
@@ -40,7 +41,8 @@ def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> 
     autocast.
 
     Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region
-    that is not supported) or HP-MODEL-002 (torch cannot export the model, with the author's line).
+    that is not supported), HP-MODEL-002 (torch cannot export the model, with the author's line) or
+    HP-MODEL-016 (the graph is too large).
     """
     batch, several = Dim("batch", min=1, max=MAX_BATCH), example
     if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
@@ -72,7 +74,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     """Export and decompose `model`."""
-    with _quiet_torch():
+    with _quiet_torch(), bounded_graphs():
         with _stand_ins():
             exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         number_draws(exported)
