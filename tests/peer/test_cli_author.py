@@ -261,6 +261,18 @@ def test_watch_shows_the_curve_of_a_finished_run_and_ends(run_path: Path, tmp_pa
     assert [one.value for one in events.Scalars("eval/perplexity")] == pytest.approx(evaluated)
 
 
+def test_watch_scores_checkpoints_by_a_function_of_the_author(run_path: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tmp_path / "scoring.py").write_text("def scores(model, batch):\n    return {'seven': 7.0}\n")
+    score = ("--score", f"{tmp_path / 'scoring.py'}:scores")
+    for _ in range(2):  # the second time the score is there
+        run_command("watch", run_path, "--tensorboard", tmp_path, *score)
+        events = EventAccumulator(str(tmp_path / "run")).Reload()
+        assert [(one.step, one.value) for one in events.Scalars("eval/seven")] == [(4, 7.0)]
+    assert len((run_path / "scores.jsonl").read_text().splitlines()) == 1
+
+
 def test_only_a_run_can_be_watched(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="HP-RUN-00"):
         run_command("watch", tmp_path)

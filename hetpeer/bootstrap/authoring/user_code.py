@@ -1,12 +1,12 @@
-"""The author's Python code: import `module.py:function` and call it for a model, a loss or samples.
+"""The author's Python code: import `module.py:function` and call it for a model, a loss, samples or scores.
 
-Only the author's own machine does this (init, generate); volunteers get the model and samples
+Only the author's own machine does this (init, generate, watch); volunteers get the model and samples
 as data. An exception in the author's code becomes one plain error with the file and line where it was raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.refusals import author_frame
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from hetpeer.bootstrap.authoring.sample_weigher import Weigh
     from hetpeer.stages.data.shards import Arrays
@@ -55,6 +55,12 @@ DATA: Final = FunctionRole(
     "HP-DATA-004",
     "give --data path/to/module.py:function, a function without arguments that yields mappings of names to "
     "numpy arrays",
+)
+SCORE: Final = FunctionRole(
+    "scoring function",
+    "HP-MODEL-017",
+    "give --score path/to/module.py:function, a function of the model and a batch that returns names and "
+    "numbers: for each name one number, or a tensor with one for each sample",
 )
 
 
@@ -118,6 +124,17 @@ def author_samples(reference: str) -> Iterator[Any]:
         if sample is end:
             return
         yield sample
+
+
+def author_scores(reference: str) -> Callable[[nn.Module, Mapping[str, Tensor]], Any]:
+    """The author's function of (model, batch) for scores. Raises, also when called, HP-MODEL-017."""
+    function = _load_function(reference, SCORE)
+
+    def scores(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+        with _author_errors(reference, SCORE):
+            return function(model, batch)
+
+    return scores
 
 
 def _load_function(reference: str, role: FunctionRole) -> Callable[..., Any]:

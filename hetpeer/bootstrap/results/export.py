@@ -126,8 +126,13 @@ def current_model(run: RunDirectory) -> nn.Module:
 
     Raises `LocalError` HP-MODEL-006 or HP-MODEL-007 if the author's module does not fit the run any more.
     """
-    _, weights, _ = _newest(run)
-    return _with_weights(run, weights)
+    return newest_model(run)[1]
+
+
+def newest_model(run: RunDirectory) -> tuple[int, nn.Module]:
+    """`current_model`, and the number of updates in it."""
+    _, weights, version = _newest(run)
+    return version, _with_weights(run, weights)
 
 
 def _with_weights(run: RunDirectory, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -28,13 +28,15 @@ class PlacedPoint:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is a training step; an evaluation otherwise."""
+        """Whether it is a training step; an evaluation or a score otherwise."""
         return bool(self.fields["kind"] == "step")
 
     @property
     def scalars(self) -> dict[str, float]:
         """Tag → number, with the tags that Hugging Face's Trainer uses."""
         kind, fields = ("train" if self.is_step else "eval"), self.fields
+        if "scores" in fields:
+            return {f"eval/{name}": float(score) for name, score in fields["scores"].items()}
         names = {"norm": "grad_norm"}
         found = {
             f"{kind}/{names.get(name, name)}": float(fields[name])
