@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.run_data import DataOptions
+from hetpeer.bootstrap.model_checks.data_fit import check_positions
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.source import ModelSource
 from hetpeer.bootstrap.pretrained.tasks import Task
@@ -28,7 +29,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.extremes import IGNORED
 from tests.bootstrap.engine import TRAINING
-from tests.bootstrap.pretrained_models import bert, llama, samples_for, t5, vit
+from tests.bootstrap.pretrained_models import LLAMA, bert, llama, samples_for, t5, vit
 from tests.bootstrap.test_create import assert_fails
 from tests.bootstrap.test_run_data import arrays_of
 from tests.bootstrap.written_data import CHATS, TEXTS, VOCABULARY, tokenizer_folder, written
@@ -206,6 +207,12 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert "has no config.json" in refused(tmp_path, "HP-MODEL-012", tmp_path / "empty").why
     assert "there is no folder" in refused(tmp_path, "HP-MODEL-012", tmp_path / "nowhere").why
     assert "it names no model" in refused(tmp_path, "HP-MODEL-012", "").why
+    (tmp_path / "config.json").touch()
+    error = refused(tmp_path, "HP-MODEL-012", tmp_path / "config.json")
+    assert (error.why, error.fix.split()[-1]) == (
+        f"{tmp_path / 'config.json'} is a file, no folder",
+        "weights",
+    )
 
 
 def changed_config(folder: Path, **changes: Any) -> Path:
@@ -221,6 +228,19 @@ def test_a_model_that_brings_code(tmp_path: Path) -> None:
     error = refused(tmp_path, "HP-MODEL-012", folder)
     assert "Python code of its own" in error.why
     assert "FILE.PY:FUNCTION" in error.fix
+
+
+def test_samples_beyond_a_table_of_positions(tmp_path: Path) -> None:
+    """Rotary positions have no end; a table has."""
+    config = transformers.GPT2Config(vocab_size=300, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+    model = transformers.GPT2LMHeadModel(config)
+    check_positions(model, 8)
+    with pytest.raises(LocalError) as caught:
+        check_positions(model, 9)
+    assert (caught.value.code, caught.value.fix) == ("HP-DATA-010", "give --sequence-length 8, or less")
+    sizes = LLAMA | {"max_position_embeddings": 8}
+    check_positions(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)), 9)
+    check_positions(torch.nn.Linear(8, 8), 9)
 
 
 def test_a_kind_of_model_that_transformers_does_not_know(tmp_path: Path) -> None:

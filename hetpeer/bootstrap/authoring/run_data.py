@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.authoring.user_code import DATA, absolute_reference, author_samples
-from hetpeer.bootstrap.model_checks.data_fit import not_apart
+from hetpeer.bootstrap.model_checks.data_fit import check_positions, not_apart
 from hetpeer.bootstrap.pretrained.tasks import ARRAYS, LABEL_FIELDS, OF_TEXTS, Task
 from hetpeer.bootstrap.run.run_directory import Author
 from hetpeer.bootstrap.run.settings import TrainingSettings
@@ -138,6 +138,7 @@ def _source(
         DataFile(path, Format.TEXT) for path in ([] if data else python_standard_library_paths())
     ]
     check_options(options, "on texts", (IMAGE_SIZE,))
+    check_positions(model, wanted.length)
     if task in LABEL_FIELDS and tokenizer is not None:
         return _labelled(files, options, wanted, tokenizer, model, task)
     if task not in OF_TEXTS:

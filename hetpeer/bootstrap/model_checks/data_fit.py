@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 256
 """Samples among which some are looked for whose loss is finite."""
+PADDING_ROWS = 2
+"""Rows that some tables of positions have in front of the first position."""
 TOLERANCE = 1e-4
 """Largest relative difference of two losses that counts as rounding."""
 
@@ -113,6 +115,28 @@ def check_extremes(model: nn.Module, example: Arrays, extremes: Mapping[str, lis
                     fix="mend the data, or give the model so many classes or rows in its tables",
                     exit_code=ExitCode.CONFIG,
                 )
+
+
+def check_positions(model: nn.Module, length: int) -> None:
+    """Raises `LocalError` HP-DATA-010 if samples of `length` tokens are longer than a model's position table.
+
+    `model`: one of transformers, or any other, of which nothing is known. Rotary positions have no table.
+    """
+    from torch import nn
+
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(most, int) or length <= most:
+        return
+    words: Any = getattr(model, "get_input_embeddings", lambda: None)
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding) and part is not words())
+    if any(most <= part.num_embeddings <= most + PADDING_ROWS for part in tables):
+        raise LocalError(
+            "HP-DATA-010",
+            f"samples of {length} tokens are too long for the model",
+            why=f"it has a table of {most} positions",
+            fix=f"give --sequence-length {most}, or less",
+            exit_code=ExitCode.CONFIG,
+        )
 
 
 def not_apart(why: str) -> LocalError:

@@ -11,12 +11,15 @@ They stay on the author's machine.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.pretrained import load
 from hetpeer.bootstrap.pretrained.source import TOKENIZER_FILES, ModelSource
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 
 FOLDER = "author"
@@ -43,24 +46,32 @@ class KeptFiles:
         config = load.saved_config(model)
         if config is None:
             return
-        self.folder.mkdir(exist_ok=True)
-        config.save_pretrained(str(self.folder))
+        with self._written():
+            config.save_pretrained(str(self.folder))
         if source is None:
             return
         for name in COPIED:
             found = load.other_file(source, name)
             if found is not None:
-                shutil.copyfile(found, self.folder / name)
+                with self._written():
+                    shutil.copyfile(found, self.folder / name)
 
     def keep_processor(self, processor: Any) -> None:
         """Keep an image processor that does not lie beside the model at its source."""
-        self.folder.mkdir(exist_ok=True)
-        processor.save_pretrained(str(self.folder))
+        with self._written():
+            processor.save_pretrained(str(self.folder))
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Keep a tokenizer with its template."""
-        self.folder.mkdir(exist_ok=True)
-        tokenizer.save(self.folder)
+        with self._written():
+            tokenizer.save(self.folder)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Make the folder for the body, and turn its OSErrors into `LocalError` HP-DISK-*."""
+        with disk_errors(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            yield
 
     @property
     def has_model(self) -> bool:

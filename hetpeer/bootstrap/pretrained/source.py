@@ -41,6 +41,9 @@ class ModelSource:
         text = reference.removeprefix(PREFIX)
         if text and Path(text).expanduser().is_dir():
             return cls(str(Path(text).expanduser().resolve()))
+        if text and Path(text).expanduser().is_file():
+            fix = "give hf: and the folder that has config.json and the weights"
+            raise not_loaded(reference, f"{text} is a file, no folder", fix)
         name, _, revision = text.partition("@")
         if not HUB_ID.fullmatch(name):
             raise not_loaded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 MARKED = re.compile(r"{%-?\s*generation\b")
 """A chat template that marks the assistant's words itself."""
 
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""End of the message of a bare `Exception` of the tokenizers' Rust part."""
 Message = Mapping[str, Any]
 
 
@@ -96,8 +99,15 @@ class Tokenizer:
         return text
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer into `folder`, so that `Tokenizer(folder)` is the same one."""
-        self._tokenizer.save_pretrained(str(folder))
+        """Write the tokenizer into `folder`, so that `Tokenizer(folder)` is the same one. Raises OSError."""
+        try:
+            self._tokenizer.save_pretrained(str(folder))
+        except Exception as error:
+            found = OS_ERROR.search(str(error))
+            if found is None or isinstance(error, OSError):
+                raise
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
 
     def texts(self, texts: Sequence[str]) -> Iterator[Document]:
         """Documents of `texts`, tokenized in parallel, in order."""

@@ -159,7 +159,7 @@ def _wrong_usage(error: Exception) -> LocalError | None:
     return LocalError(
         "HP-CLI-001",
         f"{name} cannot be run like this",
-        why=plain_reason(why).removeprefix("Invalid value: ").rstrip("."),
+        why=plain_reason(why).removeprefix("Invalid value: ").replace("Value error, ", "").rstrip("."),
         fix=f"{name} -h shows its arguments and options",
         exit_code=ExitCode.USAGE,
     )
