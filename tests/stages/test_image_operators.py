@@ -26,6 +26,7 @@ class Windows(nn.Module):
         x = nn.functional.conv2d(x, rows.reshape_as(self.weight), padding=1)
         columns = nn.functional.unfold(x, 2, stride=2)
         columns = self.mixed(columns.transpose(1, 2)).transpose(1, 2)
+        columns = torch.concatenate([columns[:, :12], columns[:, 12:]], dim=1)
         found = nn.functional.fold(columns, x.shape[-2:], 2, stride=2)
         mask = (torch.arange(8) % 2 == 0).expand(found.shape)
         tail = found[-x.shape[0] :]

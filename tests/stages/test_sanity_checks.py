@@ -23,6 +23,7 @@ class Checked(nn.Module):
             raise ValueError("not finite")
         logits = self.linear(x)
         assert not logits.isnan().any()
+        assert torch.all(y >= 0).item(), "a label is negative"
         return nn.functional.cross_entropy(logits, y)
 
 
@@ -59,4 +60,6 @@ def test_conditions_of_both_senses_are_no_simple_check():
             raise AssertionError
         if bad or not good:
             raise AssertionError
+        with pytest.raises(AssertionError):
+            assert bad.item() is True
     assert bool(good) is True

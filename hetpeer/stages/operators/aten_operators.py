@@ -56,7 +56,7 @@ FAMILY: Mapping[str, Operator] = {
     # Normalisation, pooling, losses
     **aten(
         """
-        adaptive_avg_pool1d.default adaptive_avg_pool2d.default avg_pool1d.default
+        _weight_norm.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default avg_pool1d.default
         avg_pool2d.default binary_cross_entropy.default binary_cross_entropy_with_logits.default
         cosine_similarity.default cross_entropy_loss.default group_norm.default huber_loss.default
         kl_div.default l1_loss.default layer_norm.default linalg_vector_norm.default
@@ -69,12 +69,13 @@ FAMILY: Mapping[str, Operator] = {
     **aten(
         """
         all.default all.dim amax.default amin.default any.default any.dim argmax.default
-        argmin.default argsort.default argsort.stable cummax.default cumprod.default
+        argmin.default argsort.default  cummax.default cumprod.default
         cumsum.default logsumexp.default max.default max.dim mean.default mean.dim min.default min.dim
-        prod.default prod.dim_int sort.default std.correction std.dim sort.stable sum.default
+        prod.default prod.dim_int sort.default std.correction std.dim  sum.default
         sum.dim_IntList topk.default var.correction var.dim
         """
     ),
+    **aten("argsort.stable sort.stable", keywords=frozenset({"dim"})),
     # Shapes
     **aten(
         """
@@ -98,7 +99,7 @@ FAMILY: Mapping[str, Operator] = {
     ),
     **aten(
         """
-        cat.default clone.default concat.default repeat.default repeat_interleave.self_int
+        cat.default clone.default concat.default concatenate.default repeat.default repeat_interleave.self_int
         stack.default
         """,
         moves=True,

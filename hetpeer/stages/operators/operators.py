@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hetpeer.stages.operators import (
     aten_operators,
     chunked_loss,
+    ctc_loss,
     drawn_operators,
     frozen_operators,
     guarded_operators,
@@ -22,6 +23,7 @@ from hetpeer.stages.operators.operator_family import Operator
 FAMILIES: dict[str, Mapping[str, Operator]] = {
     "aten": aten_operators.FAMILY,
     "chunked": chunked_loss.FAMILY,
+    "ctc": ctc_loss.FAMILY,
     "drawn": drawn_operators.FAMILY,
     "frozen": frozen_operators.FAMILY,
     "guarded": guarded_operators.FAMILY,

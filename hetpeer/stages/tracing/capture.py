@@ -23,6 +23,7 @@ from hetpeer.stages.tracing.draws import number_draws
 from hetpeer.stages.tracing.graph_size import bounded_graphs
 from hetpeer.stages.tracing.passes.complex_pairs import without_complex
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
+from hetpeer.stages.tracing.stand_ins.ctc_losses import ctc_as_operator
 from hetpeer.stages.tracing.stand_ins.expert_loops import loops_as_groups
 from hetpeer.stages.tracing.stand_ins.inference_mode import inference_as_no_grad
 from hetpeer.stages.tracing.stand_ins.module_casts import needless_casts_pass
@@ -92,6 +93,7 @@ def _stand_ins() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for replaced in (
             checks_pass,
+            ctc_as_operator,
             inference_as_no_grad,
             loops_as_groups,
             loops_as_scans,

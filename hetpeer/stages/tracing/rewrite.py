@@ -29,6 +29,7 @@ from hetpeer.stages.graph.block_spec import (
     Value,
 )
 from hetpeer.stages.graph.interpreter import check_call
+from hetpeer.stages.operators.ctc_loss import CTC_LOSS
 from hetpeer.stages.operators.drawn_operators import BERNOULLI, KEEP, UNIFORM
 from hetpeer.stages.operators.names import ATTENTION, BATCH_NORM, DROPOUT
 from hetpeer.stages.operators.scan_operators import LINEAR_SCAN
@@ -53,6 +54,7 @@ NATIVE_BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 INSTEAD: Mapping[str, str] = {
     "transformers.grouped_mm_fallback.default": "aten._grouped_mm.default",
     "hetpeer.linear_scan.default": LINEAR_SCAN,
+    "hetpeer.ctc_loss.default": CTC_LOSS,
     "aten.empty.memory_format": "aten.zeros.default",
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",

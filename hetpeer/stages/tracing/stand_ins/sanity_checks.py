@@ -14,7 +14,9 @@ import logging
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from types import FrameType
 
+import torch
 from torch import Tensor
 
 _log = logging.getLogger(__name__)
@@ -22,39 +24,51 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def checks_pass() -> Iterator[None]:
-    """Let each check of sanity pass; `bool` of a tensor anywhere else stays torch's."""
-    torch_bool = Tensor.__bool__
+    """Let each check of sanity pass; `bool` and `item` of a tensor anywhere else stay torch's."""
+    torch_bool, torch_item = Tensor.__bool__, Tensor.item
 
     def decide(tensor: Tensor) -> bool:
-        caller = sys._getframe(1)  # noqa: SLF001 (the only way to the line that asks)
-        passing = passing_value(caller.f_code.co_filename, caller.f_lineno)
-        if passing is None:
-            return torch_bool(tensor)
-        _log.debug("a check of sanity is left out: %s:%d", caller.f_code.co_filename, caller.f_lineno)
-        return passing
+        passing = _passing(sys._getframe(1), items=False)  # noqa: SLF001 (the only way to the line that asks)
+        return torch_bool(tensor) if passing is None else passing
 
-    Tensor.__bool__ = decide  # type: ignore[method-assign, assignment]
+    def item(tensor: Tensor) -> bool | int | float:
+        passing = None
+        if tensor.dtype is torch.bool:
+            passing = _passing(sys._getframe(1), items=True)  # noqa: SLF001
+        return torch_item(tensor) if passing is None else passing
+
+    Tensor.__bool__, Tensor.item = decide, item  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Tensor.__bool__ = torch_bool  # type: ignore[method-assign]
+        Tensor.__bool__, Tensor.item = torch_bool, torch_item  # type: ignore[method-assign]
 
 
-def passing_value(file: str, line: int) -> bool | None:
+def _passing(caller: FrameType, *, items: bool) -> bool | None:
+    """`passing_value` for the line that a caller is at."""
+    file, line = caller.f_code.co_filename, caller.f_lineno
+    passing = passing_value(file, line, items=items)
+    if passing is not None:
+        _log.debug("a check of sanity is left out: %s:%d", file, line)
+    return passing
+
+
+def passing_value(file: str, line: int, *, items: bool = False) -> bool | None:
     """Value of the tensor that the check in this line asks for, such that it raises nothing.
 
+    With `items` only checks whose conditions are `x.item()`, not compared with anything, count.
     None if there is no check in the line, or none as simple as its promise: one condition, or several of the
     same sense.
     """
-    for first, last, value in _checks(file):
-        if first <= line <= last:
+    for first, last, value, asks_items in _checks(file):
+        if first <= line <= last and (asks_items or not items):
             return value
     return None
 
 
 @lru_cache(256)
-def _checks(file: str) -> tuple[tuple[int, int, bool], ...]:
-    """(first line, last line, passing value) of the conditions of all checks in a file."""
+def _checks(file: str) -> tuple[tuple[int, int, bool, bool], ...]:
+    """(first line, last line, passing value, whether it asks `x.item()`) of all checks in a file."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -72,7 +86,8 @@ def _checks(file: str) -> tuple[tuple[int, int, bool], ...]:
         else:
             continue
         if value is not None:
-            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno, value))
+            last = node.test.end_lineno or node.test.lineno
+            found.append((node.test.lineno, last, value, _asks_items(node.test)))
     return tuple(found)
 
 
@@ -87,6 +102,15 @@ def _needed(test: ast.expr, wanted: bool) -> bool | None:
         values = {_needed(one, wanted) for one in parts}
         return values.pop() if len(values) == 1 else None
     return None
+
+
+def _asks_items(test: ast.expr) -> bool:
+    """Whether a condition is `x.item()`, or made of such by `not`, `and`, `or`."""
+    if isinstance(test, ast.UnaryOp):
+        return _asks_items(test.operand)
+    if isinstance(test, ast.BoolOp):
+        return all(_asks_items(one) for one in test.values if not _is_plain(one))
+    return isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr == "item"
 
 
 def _is_plain(test: ast.expr) -> bool:
