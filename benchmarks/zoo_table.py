@@ -56,7 +56,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
         vit deit beit data2vec-vision dinov2 dinov2_with_registers resnet regnet convnext convnextv2 swin
         swinv2 cvt focalnet segformer pvt pvt_v2 poolformer mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2
         efficientnet siglip bit hiera levit swiftformer vit_msn ijepa vit_mae:pretraining
-        videomae:pretraining hgnet_v2 textnet pp_lcnet
+        videomae:pretraining hgnet_v2 textnet
         """,
     ),
     "audio, series, several senses": (
@@ -211,6 +211,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "mobilevitv2": {"image_size": 64},
     "efficientnet": {"hidden_dim": 2560},
     "funnel": {"num_hidden_layers": ..., "block_sizes": [1, 1], "d_head": 8},
+    "mobilebert": {"embedding_size": 16},
     "esm": {"vocab_size": 128, "pad_token_id": 1, "mask_token_id": 2},
     "xmod": {"default_language": "en_XX"},
     "prophetnet": {"num_hidden_layers": ...},
