@@ -33,7 +33,7 @@ PLACE = m.Place(cluster=0, begin=0, end=2, memory_bytes=1 << 30, flops=1e9, hold
 AT: dict[str, Any] = {"line": LINE, "step": 7}
 PLAN: dict[str, Any] = {**AT, "plan": 2}
 COVER = m.Cover(block=1, slots=((A, (1, 2)), (B, (3,))), reducers=((A, 2), (B, 1)), receivers=(A, B))
-VOTE = m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True)
+VOTE = m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True, group_squares=(0.5, 1.0))
 LENGTH = m.Length(block=0, peer=A, squared=2.5)
 RECEIVED = m.Received(block=0, of=3, reducer=B, digest="ef" * 16, finite=False)
 COMMIT = m.Commit(**PLAN, coefficient=0.5, loss=2.25, digests={0: "cd" * 32})
@@ -48,6 +48,7 @@ MESSAGES = [
     m.Ready(line=LINE, version=7, held=HELD),
     m.Sealed(**AT, slot=1, contents=(m.Contents(begin=0, end=2, ids=(1, 2)),), losses={1: 2.5}),
     m.Evaluated(**AT, losses={70: 2.5}),
+    m.Evaluated(**AT, losses={70: 2.5}, hits={70: (3, 16)}),
     m.Failed(**AT, id=3, why="no shard"),
     m.Reducing(**PLAN),
     m.Objection(**PLAN, block=1, peer=B, why="not finite"),

@@ -92,6 +92,8 @@ def image_samples(
         import PIL.Image  # noqa: F401 - better now than in a thread
     except ImportError as error:
         raise not_installed("the reader of images", "pillow") from error
+    # Of metadata that is damaged, where the image is not. The threads share all filters.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     order = permutation(seed, FILES_STREAM, len(files))[:most]
     progress.total = len(order)
     shape: tuple[int, ...] = ()
@@ -132,11 +134,9 @@ def _read(path: Path, preparation: Preparation) -> Array:
 
     why, fix = "it has more than 8 bits a colour", "save it with 8 bits a colour"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metadata that is damaged, where the image is not
-            with Image.open(path) as image:
-                if image.mode[0] not in "IF":
-                    return preparation.pixels(ImageOps.exif_transpose(image).convert(preparation.mode))
+        with Image.open(path) as image:
+            if image.mode[0] not in "IF":
+                return preparation.pixels(ImageOps.exif_transpose(image).convert(preparation.mode))
     except Exception as error:  # noqa: BLE001 - Pillow's many decoders raise anything
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         why, fix = f"it is no whole image: {text}", "mend the file, or remove it"

@@ -7,7 +7,7 @@ the result to the tensors that came in. A holder of several blocks chains them w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,14 @@ from hetpeer.stages.block.target_hits import Predictions
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
 from hetpeer.stages.operators.own_operators import Pass
+
+
+class Prepared(NamedTuple):
+    """A block for one number of samples; `predictions`: of an evaluation, if its hits can be counted."""
+
+    spec: BlockSpec
+    program: Program
+    predictions: Predictions | None
 
 
 class Block:
@@ -39,7 +47,7 @@ class Block:
         buffers: Mapping[str, Tensor],
         statistics: Mapping[str, Tensor],
         device: torch.device,
-        programs: dict[tuple[int, bool], tuple[BlockSpec, Program]] | None = None,
+        programs: dict[tuple[int, bool], Prepared] | None = None,
     ) -> None:
         self.spec = spec
         self._buffers = buffers
@@ -53,7 +61,6 @@ class Block:
             _check(f"block {spec.index}: {kind}", specs, tensors)
             self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
         self._programs = {} if programs is None else programs
-        self._predictions = Predictions.of(spec)
         self._remade = RemadeValues(spec, self._owned, device)
 
     def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
@@ -74,7 +81,8 @@ class Block:
         uses. An output whose spec has no gradient is detached. Raises ProtocolError for a wrong name, shape
         or dtype, and if an operator refuses its input (a token beyond the vocabulary).
         """
-        spec, program = self._at(batch, evaluates=here.draw is None)
+        prepared = self._at(batch, evaluates=here.draw is None)
+        spec = prepared.spec
         _check(f"block {spec.index}: bundle", spec.inputs, bundle)
         if unknown := bundle.keys() - spec.inputs.keys():
             raise ProtocolError(f"block {spec.index}: bundle has the unknown value {min(unknown)!r}")
@@ -86,26 +94,22 @@ class Block:
                 False
             ):  # the interpreter could not tell its exception from a kernel's
                 results = checkpoint(
-                    *(self._compute, spec, program, bundle, given, here),
+                    *(self._compute, prepared, bundle, given, here),
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
         else:
-            results = self._compute(spec, program, bundle, given, here)
+            results = self._compute(prepared, bundle, given, here)
         return {
             name: results[name] if output.grad or not results[name].requires_grad else results[name].detach()
             for name, output in spec.outputs.items()
         }
 
     def _compute(
-        self,
-        spec: BlockSpec,
-        program: Program,
-        bundle: Mapping[str, Tensor],
-        data: Mapping[str, Tensor],
-        here: Pass,
+        self, prepared: Prepared, bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], here: Pass
     ) -> dict[str, Tensor]:
-        """Run `program` on the bundle; floats that cross blocks are in the dtypes that the spec states."""
+        """Run the program on the bundle; floats that cross blocks are in the dtypes that the spec states."""
+        spec, program = prepared.spec, prepared.program
         entering = {name: bundle[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.entering.items()}
         values = {**self._owned, **entering, **data}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=spec.autocast):
@@ -114,24 +118,22 @@ class Block:
                     results = program.run(values, here, observe)
             else:
                 results = program.run(values, here)
-            if self._predictions is not None and here.draw is None:
-                here.hits = self._predictions.hits(results)
+            if prepared.predictions is not None:
+                here.hits = prepared.predictions.hits(results)
         return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
 
     def sized(self, batch: int) -> BlockSpec:
         """The spec for `batch` samples: every size in it is a number."""
-        return self._at(batch)[0]
+        return self._at(batch).spec
 
-    def _at(self, batch: int, *, evaluates: bool = False) -> tuple[BlockSpec, Program]:
-        """Spec and program for `batch` samples, of which a run has one or two such numbers.
-
-        That of an evaluation also returns what its hits are counted from.
-        """
-        kept = self._predictions.names if evaluates and self._predictions else frozenset[str]()
+    def _at(self, batch: int, *, evaluates: bool = False) -> Prepared:
+        """What is needed for `batch` samples; a run has one or two such numbers."""
         if (batch, evaluates) not in self._programs:
             spec = self.spec.at(batch)
-            program = Program(spec.nodes, {*spec.outputs, *kept}, self._device)
-            self._programs[batch, evaluates] = spec, program
+            predictions = Predictions.of(spec) if evaluates else None
+            kept = {*spec.outputs, *(predictions.names if predictions else ())}
+            program = Program(spec.nodes, kept, self._device)
+            self._programs[batch, evaluates] = Prepared(spec, program, predictions)
         return self._programs[batch, evaluates]
 
 
