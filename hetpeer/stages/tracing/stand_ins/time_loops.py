@@ -18,6 +18,9 @@ from torch import Tensor
 
 from hetpeer.stages.operators.scan_operators import linear_scan
 
+SCAN_MODULE = "torch._higher_order_ops.associative_scan"
+EXPORTING = "is_torchdynamo_exporting"
+"""Name of what keeps Mamba from torch's associative scan."""
 LOWEST = -1e38
 """RWKV's first maximum."""
 PROBES = ((2, 3), (5, 7)), ((11, 13), (17, 19))
@@ -37,15 +40,18 @@ def _shape_of_scan(factors: Tensor, terms: Tensor, dim: int) -> Tensor:
 @contextlib.contextmanager
 def loops_as_scans() -> Iterator[None]:
     """Let torch's associative scan of a linear recurrence, and the libraries' loops, be ours."""
-    package: Any = importlib.import_module("torch._higher_order_ops")
-    scan = _associative_scan(package.associative_scan)
+    own = importlib.import_module(SCAN_MODULE).associative_scan
+    scan = _associative_scan(own)
     with contextlib.ExitStack() as stack:
-        # The package's function has the name of the module that defines it.
-        for owner in (package, sys.modules["torch._higher_order_ops.associative_scan"]):
-            _swap(stack, owner, "associative_scan", scan)
-        for name, module in list(sys.modules.items()):
-            if name.startswith("transformers.models.") and hasattr(module, "mamba_selective_scan"):
-                _swap(stack, module, "is_torchdynamo_exporting", lambda: False)
+        for file, module in list(sys.modules.items()):
+            names = getattr(module, "__dict__", {})
+            if names.get("associative_scan") is own:  # torch's modules, and those that import it from there
+                _swap(stack, module, "associative_scan", scan)
+            if (
+                file.startswith("transformers.models.")
+                and {"mamba_selective_scan", EXPORTING} <= names.keys()
+            ):
+                _swap(stack, module, EXPORTING, lambda: False)
         for (file, owner, name), stand_in in LOOPS.items():
             found: Any = sys.modules.get(f"transformers.models.{file}")
             found = getattr(found, owner, None) if owner else found
