@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.run_data import DataOptions
 from hetpeer.bootstrap.pretrained.formats import Dtype, Format
 from hetpeer.bootstrap.pretrained.image_processor import preparation
-from hetpeer.bootstrap.results.export import export
+from hetpeer.bootstrap.results.export import current_model, export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.samples.image_folder import ImageFolder
 from hetpeer.bootstrap.samples.image_samples import AHEAD, Preparation, image_samples, plain
@@ -139,6 +140,21 @@ def test_the_export_knows_the_classes_and_how_images_are_prepared(tmp_path: Path
     assert all(torch.equal(tensor, own[name]) for name, tensor in loaded.state_dict().items())
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
     assert dict(processor.size) == {"height": 8, "width": 8}
+
+
+def test_the_newest_model_takes_samples_as_they_are_stored(tmp_path: Path) -> None:
+    """A function of `hetpeer watch --score` gets both."""
+    model = with_processor(vit(tmp_path / "model"))
+    run = made(tmp_path, flowers(tmp_path / "flowers"), f"hf:{model}")
+    arrays = {name: torch.from_numpy(array) for name, array in arrays_of(run).items()}
+    processor = transformers.AutoImageProcessor.from_pretrained(model)
+    prepared = preparation(processor, 3)
+    scale, offset = (torch.tensor(numbers).reshape(3, 1, 1) for numbers in (prepared.scale, prepared.offset))
+    own = transformers.AutoModelForImageClassification.from_pretrained(model).eval()
+    with torch.no_grad():
+        wanted = own(pixel_values=arrays["pixel_values"] * scale + offset).logits
+        found = current_model(run)(pixel_values=arrays["pixel_values"]).logits
+    torch.testing.assert_close(found, wanted)
 
 
 def test_the_models_own_numbers_stay_if_it_knows_the_names(tmp_path: Path) -> None:
@@ -299,6 +315,14 @@ def test_a_class_without_images_and_one_that_is_only_evaluated(tmp_path: Path) -
         ImageFolder.read([data], print)
     with pytest.raises(LocalError, match=r"HP-DATA-008.*'rose' is none of those of the training data"):
         ImageFolder.read([flowers(tmp_path / "other")], print).labelled({"daisy": 0})
+
+
+def test_a_processor_that_cannot_prepare_an_image(tmp_path: Path) -> None:
+    model = with_processor(vit(tmp_path / "model"), do_normalize=True)
+    settings = json.loads((model / "preprocessor_config.json").read_text())
+    (model / "preprocessor_config.json").write_text(json.dumps(settings | {"image_std": [0.5, 0.5]}))
+    data = [flowers(tmp_path / "flowers")]
+    assert_fails(tmp_path, "HP-MODEL-012", ExitCode.CONFIG, model=f"hf:{model}", data=data, training=TRAINING)
 
 
 @pytest.mark.parametrize("option", [{"packed": True}, {"image_size": 4}, {"text_field": "x"}])

@@ -24,6 +24,8 @@ from hetpeer.peer.cli.author.export_command import export
 from hetpeer.peer.cli.author.generate_command import generate
 from hetpeer.peer.cli.author.init_command import init
 from hetpeer.peer.cli.author.watch_command import watch
+from hetpeer.peer.watching.curve_reader import PlacedPoint
+from hetpeer.peer.watching.follow_curve import _line
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 
@@ -244,6 +246,16 @@ def test_a_run_of_arrays(tmp_path: Path) -> None:
     assert (manifest.training.microbatches, manifest.training.slot_size) == (2, 2)
     with pytest.raises(LocalError, match="not trained on text"):
         run_command("generate", tmp_path / "run", "--prompt", "7")
+
+
+def test_watch_says_what_is_predicted_right_and_the_norms_of_groups() -> None:
+    fields = {"kind": "evaluation", "step": 4, "loss": 1.0, "perplexity": 2.718}
+    assert _line(PlacedPoint(4, fields)) == "step 4  held-out loss 1.0000  perplexity 2.72"
+    assert _line(PlacedPoint(4, fields | {"accuracy": 0.25})).endswith("  perplexity 2.72  accuracy 25.00%")
+    step = {"kind": "step", "step": 4, "loss": 1.0, "norm": 0.5, "learning_rate": 1e-3}
+    assert "  gradient norm 0.5  learning" in _line(PlacedPoint(5, step))
+    groups = {"group_norms": {"*.bias": 0.3, "others": 0.4}}
+    assert "  gradient norm 0.5, *.bias 0.3, others 0.4  learning" in _line(PlacedPoint(5, step | groups))
 
 
 def test_watch_shows_the_curve_of_a_finished_run_and_ends(run_path: Path, tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ class AuthorModel:
     """The images that `--data` names; None: it names no folder of images."""
 
     @property
+    def pixels(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """`Author.pixels`."""
+        if self.images is None or not self.images.preparation.scale:
+            return None
+        return self.images.preparation.scale, self.images.preparation.offset
+
+    @property
     def has_evaluation(self) -> bool:
         """Whether the folder of images has a part that is evaluated."""
         return self.images is not None and self.images.evaluated is not None
@@ -91,13 +98,14 @@ def author_model(
         kept.keep_tokenizer(tokenizer)
     if processor is not None:
         kept.keep_processor(processor)
-    if images and images.preparation.scale:
-        from hetpeer.bootstrap.authoring.loss_module import with_scaled_pixels
-
-        with_scaled_pixels(module, images.preparation.scale, images.preparation.offset)
-    return AuthorModel(
+    found = AuthorModel(
         module=module, task=task or Task.CAUSAL_LM, part=part, tokenizer=tokenizer, images=images
     )
+    if found.pixels is not None:
+        from hetpeer.bootstrap.authoring.loss_module import with_scaled_pixels
+
+        with_scaled_pixels(module, *found.pixels)
+    return found
 
 
 def built_again(run: RunDirectory) -> nn.Module:

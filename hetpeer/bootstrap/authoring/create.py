@@ -143,7 +143,9 @@ def create_run(
         check_steps(manifest.data_plan, weigher.found(), training.steps)
         atomic_write(folder / "manifest.hetpeer", sign(manifest, owner_key))
         chats = own.tokenizer is not None and own.tokenizer.chatted
-        author = author.model_copy(update={"task": own.task, "part": own.part, "chats": chats})
+        author = author.model_copy(
+            update={"task": own.task, "part": own.part, "chats": chats, "pixels": own.pixels}
+        )
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
 

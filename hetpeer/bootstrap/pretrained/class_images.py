@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.pretrained.image_processor import image_processor, preparation
+from hetpeer.bootstrap.pretrained.load import library_errors
 from hetpeer.bootstrap.pretrained.source import ModelSource
 from hetpeer.bootstrap.samples.image_folder import ImageFolder, parts_of
 from hetpeer.bootstrap.samples.image_samples import ImageData, plain
@@ -29,7 +30,8 @@ def images_for(
     config = model.config
     ids = _class_ids(config, trained.classes, source, tell)
     processor, is_given = image_processor(source, config)
-    prepared = preparation(processor, getattr(config, "num_channels", None) or 3)
+    with library_errors(source):
+        prepared = preparation(processor, getattr(config, "num_channels", None) or 3)
     if not is_given:
         size = " x ".join(str(length) for length in dict(processor.size).values() if length)
         tell(

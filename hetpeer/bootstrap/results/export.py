@@ -143,6 +143,10 @@ def _with_weights(run: RunDirectory, weights: Mapping[str, Tensor]) -> nn.Module
     if author.lora is not None:
         task = Task(author.task) if author.task and author.part == "" else None
         adapt(model, LoraSettings.parse(author.lora), task)
+    if author.pixels is not None:
+        from hetpeer.bootstrap.authoring.loss_module import with_scaled_pixels
+
+        with_scaled_pixels(model, *author.pixels)
     try:
         if own:
             weights = original_names(weights, _part(run))

@@ -55,6 +55,8 @@ class Author(BaseModel):
     """The same for evaluation data; empty: a part of `data` is held out."""
     lora: str | None = None
     """Adapters in the model, in the words of `--lora`; None: there are none."""
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """Factor and offset of each channel by which the model scales its images; None: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
