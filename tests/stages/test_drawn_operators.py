@@ -89,3 +89,22 @@ def test_a_dry_run_refuses_what_a_real_one_would(op, args):
     program = Program([OperatorCall(name="y", op=op, args=args, kwargs={})], ("y",), torch.device("meta"))
     with pytest.raises(ProtocolError, match="a draw takes"):
         program.run({}, Pass(draw()))
+
+
+class RecurrentThenDropout(nn.Module):
+    """An LSTM without dropout of its own, and a dropout behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(self.lstm(x)[0], 0.5, self.training)).square().mean()
+
+
+def test_a_recurrent_layer_without_dropout_is_no_draw():
+    torch.manual_seed(7)
+    model, data = RecurrentThenDropout(), {"x": torch.randn(4, 5, 8)}
+    dag = trace(model, data)
+    split = split_step(cut_blocks(dag, 1), [(0, 1)], dag.tensors, [data])
+    assert_same_step(split, eager_step(model, [data]), 1e-5)

@@ -24,6 +24,8 @@ class Windows(nn.Module):
         rows = self.weight.reshape(1, 6, -1)
         rows = nn.functional.batch_norm(rows, None, None, training=True, momentum=0.0, eps=1e-6)
         x = nn.functional.conv2d(x, rows.reshape_as(self.weight), padding=1)
+        x = nn.functional.interpolate(x, size=(10, 10), mode="bicubic")
+        x = nn.functional.interpolate(x, size=(8, 8), mode="bicubic", antialias=True)
         columns = nn.functional.unfold(x, 2, stride=2)
         columns = self.mixed(columns.transpose(1, 2)).transpose(1, 2)
         columns = torch.concatenate([columns[:, :12], columns[:, 12:]], dim=1)

@@ -94,7 +94,8 @@ FAMILY: Mapping[str, Operator] = {
         full_like.default gather.default index.Tensor new_full.default new_ones.default
         new_zeros.default ones_like.default pad.default select_scatter.default
         slice_scatter.default take_along_dim.default tril.default triu.default type_as.default
-        upsample_bilinear2d.vec upsample_nearest1d.vec upsample_nearest2d.vec zeros_like.default
+        _upsample_bicubic2d_aa.vec upsample_bicubic2d.vec upsample_bilinear2d.vec
+        upsample_nearest1d.vec upsample_nearest2d.vec zeros_like.default
         """
     ),
     **aten(

@@ -26,6 +26,8 @@ DROPOUTS = frozenset(
         "aten.feature_dropout_.default",
     }
 )
+RECURRENT = frozenset({"aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"})
+"""Layers that draw only if their dropout, the sixth argument, is not 0."""
 SDPA = "aten.scaled_dot_product_attention.default"
 SIZED: Mapping[str, str] = {
     "aten.rand.default": UNIFORM,
@@ -75,6 +77,8 @@ def draws(node: fx.Node) -> bool:
     op, args = str(node.target), node.args
     if op in DROPOUTS:
         return bool(args[1]) and args[2] is not False
+    if op in RECURRENT:
+        return bool(args[5])
     if op == SDPA:
         return len(args) > 4 and bool(args[4])
     tags = getattr(node.target, "tags", ())
