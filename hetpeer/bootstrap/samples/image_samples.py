@@ -92,7 +92,7 @@ def image_samples(
         import PIL.Image  # noqa: F401 - better now than in a thread
     except ImportError as error:
         raise not_installed("the reader of images", "pillow") from error
-    # Of metadata that is damaged, where the image is not. The threads share all filters.
+    # Pillow warns of damaged metadata of good images. The threads share all filters.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     order = permutation(seed, FILES_STREAM, len(files))[:most]
     progress.total = len(order)
