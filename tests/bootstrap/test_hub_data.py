@@ -82,6 +82,19 @@ def test_several_splits_without_one_for_training(folder: Path) -> None:
         contents(f"hf:{folder}:short")
 
 
+def test_records_are_not_read_as_texts(tmp_path: Path) -> None:
+    """datasets 5.2.0 takes the format of the configuration that the card lists first for all of them."""
+    card = (
+        "---\nconfigs:\n- {config_name: a, data_files: a.txt}\n- {config_name: b, data_files: b.jsonl}\n---\n"
+    )
+    (tmp_path / "README.md").write_text(card)
+    (tmp_path / "a.txt").write_text("a line\n")
+    written(tmp_path / "b.jsonl", TEXTS)
+    assert contents(f"hf:{tmp_path}:a") == ["a line"]
+    with pytest.raises(LocalError, match=r"HP-DATA-007.*b\.jsonl has records"):
+        contents(f"hf:{tmp_path}:b")
+
+
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(LocalError, match=r"HP-DATA-001.*the hub cannot be reached"):

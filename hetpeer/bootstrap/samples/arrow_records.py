@@ -20,10 +20,12 @@ from hetpeer.bootstrap.samples.record import (
     label_of,
     not_installed,
 )
-from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 ROWS = 256
 """Rows in memory at a time."""
+RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+"""Ends of names of files that hold records."""
 
 
 def parquet_records(
@@ -88,8 +90,8 @@ def hub_records(
 ) -> Iterator[Record]:
     """One record for each row of the split `train`, or of the only split, fetched as it is read.
 
-    Raises `LocalError` HP-DATA-001 if there is no such data set, HP-DATA-008 if it has several other splits,
-    cannot be read, or lacks the field.
+    Raises `LocalError` HP-DATA-001 if there is no such data set or it cannot be read, HP-DATA-007 if its
+    records would be read as lines of text, HP-DATA-008 if it has several other splits or lacks the field.
     """
     try:
         import datasets
@@ -98,14 +100,32 @@ def hub_records(
     progress.total = 0  # bytes that are still to come are not known
     with _hub_errors(name):
         with _without_log():
-            found = datasets.load_dataset(name.name, name.config, revision=name.revision, streaming=True)
-            rows = _training_split(found, name)
+            builder = datasets.load_dataset_builder(name.name, name.config, revision=name.revision)
+            _check_format(builder, name)
+            rows = _training_split(builder.as_streaming_dataset(), name)
             names = rows.column_names or [*next(iter(rows.take(1)), {})]
         columns = _columns(names, asked, label, name)
         row = 0
         for table in rows.select_columns(columns).with_format("arrow").iter(ROWS):
             yield from _rows(table, columns, row, name)
             row += len(table)
+
+
+def _check_format(builder: Any, name: HubName) -> None:
+    """Raises `LocalError` HP-DATA-007 if `datasets` would read records as lines of text.
+
+    It reads all configurations of a card in the format of the first one (datasets 5.2.0), without an error.
+    """
+    files = [str(file) for split in (builder.config.data_files or {}).values() for file in split]
+    other = next((file for file in files if file.endswith(RECORDS)), None)
+    if type(builder).__module__.endswith(".text") and other is not None:
+        raise LocalError(
+            "HP-DATA-007",
+            f"the data set {name} would be read as lines of text",
+            why=f"{Path(other).name} has records, but the card's first configuration has texts, and decides",
+            fix="fetch its files, and give them to --data",
+            exit_code=ExitCode.CONFIG,
+        )
 
 
 def _training_split(found: Mapping[str, Any], where: Path | HubName) -> Any:
