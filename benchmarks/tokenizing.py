@@ -139,7 +139,7 @@ def spent(way: str, data: Path, tokenizer: Path) -> dict[str, float]:
 
 
 def _processor_seconds() -> float:
-    """Of all children that have ended, with theirs."""
+    """Processor seconds of all children that have ended, and of their own children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -39,9 +39,9 @@ class Preparation:
     scale: tuple[float, ...] = ()
     """Factor of each channel; empty: the array is what the model takes."""
     offset: tuple[float, ...] = ()
-    """What is added to each channel after that."""
+    """Number that is added to each channel after that."""
     fix: str = "give images of one size"
-    """What to do if images do not become arrays of one size."""
+    """Advice if images do not become arrays of one size."""
 
 
 @dataclass(frozen=True, slots=True)

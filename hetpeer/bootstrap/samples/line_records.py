@@ -85,7 +85,7 @@ def csv_records(
 
 
 def _one_array(line: bytes) -> tuple[str, ...]:
-    """What to do about a line that begins an array: some files are one array of all records."""
+    """Advice for a line that begins an array: some files are one array of all records."""
     return ("write one record a line, as `jq -c '.[]' FILE` does",) if line.lstrip().startswith(b"[") else ()
 
 

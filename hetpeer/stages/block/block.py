@@ -127,7 +127,7 @@ class Block:
         return self._at(batch).spec
 
     def _at(self, batch: int, *, evaluates: bool = False) -> Prepared:
-        """What is needed for `batch` samples; a run has one or two such numbers."""
+        """Spec and program for `batch` samples; a run has one or two such numbers."""
         if (batch, evaluates) not in self._programs:
             spec = self.spec.at(batch)
             predictions = Predictions.of(spec) if evaluates else None

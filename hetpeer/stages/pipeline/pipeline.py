@@ -225,10 +225,7 @@ class Pipeline:
     def forward_done(
         self, key: TaskKey, output: Handle | None, loss: float | None, hits: tuple[int, int] | None = None
     ) -> list[Effect]:
-        """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end.
-
-        `hits` of an evaluation: targets that are predicted right, and that count.
-        """
+        """The forward of `key` is done: `output` is the next hop's bundle, or `loss` (and `hits`) the end."""
         self.schedule.running -= 1
         task = self._tasks[key]
         effects: list[Effect] = []
@@ -396,7 +393,7 @@ class Pipeline:
     def idle(self) -> bool:
         """Whether no training task is in progress here, except for spot checks.
 
-        A task whose gradient went another way may wait for ever; the coordinator then hands out again what it
+        A task whose gradient went another way may wait for ever; the coordinator then assigns again what it
         misses, which urges us to seal.
         """
         tasks = (task for task in self._tasks.values() if task.train and not task.key.check)
