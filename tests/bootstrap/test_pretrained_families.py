@@ -61,6 +61,7 @@ CARD = ModelCard(
     steps=0,
     loss=None,
     evaluation=None,
+    accuracy=None,
     samples=0,
     shards=[],
     data="",

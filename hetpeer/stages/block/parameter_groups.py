@@ -10,11 +10,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from hetpeer.stages.graph.block_spec import BlockSpec
+
+if TYPE_CHECKING:
+    import torch
 
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
 Settings = Mapping[str, Setting]
