@@ -11,14 +11,23 @@ held-out losses; peft loads the adapters on the base.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.finetune import NEAR, evaluations, hetpeer, make_data, make_model, make_run, shape, train
+from benchmarks.finetune import (
+    NEAR,
+    benchmark,
+    evaluations,
+    hetpeer,
+    make_data,
+    make_model,
+    make_run,
+    shape,
+    train,
+)
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -106,18 +115,8 @@ def measure(options: Any) -> dict[str, Any]:
             elif kind == "lora":
                 adapter = folder / "adapter"
                 hetpeer("export", str(run.path), str(adapter), "--format=adapter")
-                command = [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "benchmarks.adapters",
-                    "--load",
-                    run.path,
-                    base,
-                    adapter,
-                ]
-                said = subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True)
-                figures["peft"] = float(said.stdout.split()[-1])
+                said = benchmark("adapters", "--load", run.path, base, adapter)
+                figures["peft"] = float(said.split()[-1])
             report.keep("adapters", found, seed=options.seed)
     return found | _verdict(found["runs"])
 

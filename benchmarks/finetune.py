@@ -16,6 +16,7 @@ import builtins
 import importlib
 import inspect
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -125,6 +126,13 @@ def hetpeer(*arguments: str) -> None:
     subprocess.run((*COMMAND, *arguments), check=True, stdout=subprocess.DEVNULL)
 
 
+def benchmark(name: str, *arguments: str | Path) -> str:
+    """Output of the module `benchmarks.NAME`, run in a process of its own."""
+    command = (sys.executable, "-P", "-m", f"benchmarks.{name}", *map(str, arguments))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 async def train(run: RunDirectory, folder: Path, steps: int) -> None:
     """All steps, with one death."""
     async with running(run, folder, VOLUNTEERS) as swarm:
@@ -165,9 +173,7 @@ def trial(folder: Path, steps: int, seed: int) -> dict[str, Any]:
     asyncio.run(train(run, folder, steps))
     hetpeer("export", str(run.path), str(folder / "tuned"))
     out = folder / "trainer.json"
-    command = (sys.executable, "-P", "-m", "benchmarks.finetune_trainer")
-    paths = map(str, (run.path, model, folder / "tuned", out))
-    subprocess.run((*command, *paths, *QUESTIONS), check=True, stdout=subprocess.DEVNULL)
+    benchmark("finetune_trainer", run.path, model, folder / "tuned", out, *QUESTIONS)
     beside, verdict, again = json.loads(out.read_text()), audit(run.path), replay(run.path)
     loss = evaluations(run)
     return {
