@@ -56,6 +56,8 @@ audit-deps: setup
 # `python -m benchmarks.zoo NAME …`, `python -m benchmarks.zoo --family timm`.
 zoo: setup
 	$(PY) -m pip install -q -c constraints.txt -e '.[zoo]'
+	# Beside another build of torch than its own torchvision does not import, and transformers then neither.
+	$(PY) -c 'import torchvision' 2>/dev/null || $(PY) -m pip uninstall -q -y torchvision
 	$(PY) -m benchmarks.zoo
 
 # The dashboard in a headless Chromium: `apt-get install chromium`.
