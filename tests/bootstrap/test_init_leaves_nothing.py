@@ -36,7 +36,7 @@ def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Init:
 
 
 def left(tmp_path: Path) -> list[str]:
-    """What there is; torch's own cache, which importing it makes, belongs to no run."""
+    """Files that are there, without the cache that importing torch makes."""
     there = [path for name in ("runs", "temporary") for path in (tmp_path / name).rglob("*")]
     return [str(path) for path in there if not path.name.startswith("torchinductor")]
 

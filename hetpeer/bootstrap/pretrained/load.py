@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.bootstrap.pretrained.source import ModelSource, not_loaded
 from hetpeer.bootstrap.pretrained.tasks import AUTO_CLASSES, HEADS, Task
+from hetpeer.bootstrap.samples.quiet_library import without_log
 from hetpeer.bootstrap.samples.record import not_installed
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
@@ -259,16 +259,13 @@ def _check_missing(
 @contextmanager
 def library_errors(source: ModelSource) -> Iterator[None]:
     """Context that turns the many errors of transformers into HP-MODEL-012."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # five retries of a hub that cannot be reached, and advice about tokens
     try:
-        yield
+        with without_log():
+            yield
     except LocalError:
         raise
     except Exception as error:
         raise not_loaded(source.reference, *_reason(source, error)) from error
-    finally:
-        logging.disable(before)
 
 
 def _reason(source: ModelSource, error: BaseException) -> tuple[str, str]:

@@ -129,7 +129,7 @@ def _mean(value: Any, samples: int) -> float | None:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of the file, if it is there."""
+    """The points of the file's whole lines; none if there is no file."""
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
             point = json.loads(line)

@@ -5,13 +5,13 @@ The only module that imports pyarrow and datasets, which belong to the extra `hf
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.samples.hub_name import HubName, no_data_set
+from hetpeer.bootstrap.samples.quiet_library import without_log
 from hetpeer.bootstrap.samples.record import (
     Progress,
     Record,
@@ -99,7 +99,7 @@ def hub_records(
         raise not_installed("reading data sets of the hub", "datasets") from error
     progress.total = 0  # bytes that are still to come are not known
     with _hub_errors(name):
-        with _without_log():
+        with without_log():
             builder = datasets.load_dataset_builder(name.name, name.config, revision=name.revision)
             _check_format(builder, name)
             rows = _training_split(builder.as_streaming_dataset(), name)
@@ -153,17 +153,6 @@ def _hub_errors(name: HubName) -> Iterator[None]:
         why = " ".join((str(error).strip() or type(error).__name__).splitlines()[:2])
         fix = "check its name and configuration; a private data set needs `hf auth login` on this machine"
         raise no_data_set(str(name), why, fix) from error
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Context without log lines: retries of a hub that cannot be reached, advice, errors raised as well."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _columns(names: Collection[str], asked: str | None, label: str | None, path: Path | HubName) -> list[str]:

@@ -36,8 +36,8 @@ DataOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PATH | hf:ID[:CONFIG][@REVISION] | MODULE.PY:FUNCTION",
-        help="File, folder or data set of the hub, repeatable; for images a folder with one sub-folder for "
-        "each class; or a function that yields samples (default: the source text of Python's library).",
+        help="File, folder or data set of the hub, repeatable, or a function that yields samples. Images lie "
+        "in one sub-folder for each class. (Default: the source text of Python's library.)",
     ),
 ]
 EvalDataOption = Annotated[

@@ -38,7 +38,9 @@ def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 def _interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
     """Transformers' choice among implementations of experts: grouped products instead of the eager loop."""
-    return self.get("grouped_mm" if implementation in (None, "eager") else implementation, default)  # type: ignore[no-any-return]
+    name = "grouped_mm" if implementation in (None, "eager") else implementation
+    found: Callable[..., Any] = self.get(name, default)
+    return found
 
 
 def _jetmoe_gating(self: Any, hidden_states: Tensor) -> tuple[Tensor, ...]:
