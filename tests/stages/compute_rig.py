@@ -69,10 +69,10 @@ def layout(spec):
     return [(name, part.sizes) for name, part in spec.parameter_specs.items()]
 
 
-def cpu_engine(arena: Arena, make_rule=rule_of) -> Engine:
-    """An engine without a process."""
+def cpu_engine(arena: Arena, make_rule=rule_of, **where) -> Engine:
+    """An engine without a process; `where`: the scratch file, and whether the device has its own memory."""
     torch.set_num_threads(1)
-    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), MakeRules(make_rule, outer_of))
+    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), MakeRules(make_rule, outer_of), **where)
 
 
 def submitter(engine: Engine):
@@ -117,10 +117,10 @@ class Holder:
         ):
             self.arena.release(extent)
 
-    async def load(self, model):
+    async def load(self, model, keeps=KEPT, **options):
         for spec in self.blocks:
             prepared = await self.submit(
-                PrepareBlock(block=spec.index, graph=pack_block(spec), update=UPDATE, keeps=KEPT)
+                PrepareBlock(block=spec.index, graph=pack_block(spec), update=UPDATE, keeps=keeps, **options)
             )
             self.dump_bytes[spec.index] = prepared.dump_bytes
             state = self.put(state_file(model, spec))

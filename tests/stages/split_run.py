@@ -15,7 +15,7 @@ from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
-from hetpeer.stages.worker.held_block import RunningStatistics
+from hetpeer.stages.worker.holding.running_statistics import RunningStatistics
 
 CPU = torch.device("cpu")
 SEED, STEP = 11, 3

@@ -6,7 +6,7 @@ import torch
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
-from hetpeer.stages.worker.held_block import RunningStatistics
+from hetpeer.stages.worker.holding.running_statistics import RunningStatistics
 from tests.stages.test_graph_hostile import good
 
 MICROBATCHES = 5

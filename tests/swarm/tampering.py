@@ -129,7 +129,7 @@ def folds_falsely(wrong: str) -> None:
     """
     import torch
 
-    from hetpeer.stages.worker.held_block import HeldBlock
+    from hetpeer.stages.worker.holding.held_block import HeldBlock
 
     fold, left = HeldBlock.fold, [1]
 

@@ -51,7 +51,8 @@ from hetpeer.stages.ipc.vector_commands import Apply
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.exact_operators import RoundedOnce
-from hetpeer.stages.worker.held_block import HeldBlock
+from hetpeer.stages.worker.holding.held_block import HeldBlock
+from hetpeer.stages.worker.holding.residence import Residence
 from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpropagate_block, run_blocks
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
@@ -84,7 +85,7 @@ class OneMachine:
                     keeps=run.manifest.optimizer_state,
                     outer=outer,
                 ),
-                CPU,
+                Residence(device=CPU),
             )
             for spec in specs
         ]
@@ -127,7 +128,7 @@ class OneMachine:
         """Move each parameter by up to ROOM roundings, at random but alike for the same `key`."""
         generator = torch.Generator().manual_seed(key)
         for held in self._blocks:
-            parameters = held.vector[: held.spec.parameter_count]
+            parameters = held.vector.piece(0, held.spec.parameter_count)
             moved = torch.rand(len(parameters), generator=generator).mul_(2).sub_(1).mul_(ROOM * UNIT)
             parameters.add_(parameters * moved)
 
@@ -249,7 +250,7 @@ class Folding:
             first = number
             for other in range(first + 1, first + len(slot)):
                 self._held.merge_slot(self._step, other, first)
-            sums.append(self._held.slot(self._step, first))
+            sums.append(self._held.slot(self._step, first).whole())
             number += len(slot)
         for part in sums[1:]:
             sums[0].add_(part)

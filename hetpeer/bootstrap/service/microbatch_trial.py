@@ -19,7 +19,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import backpropagate
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
-from hetpeer.stages.worker.held_block import Weights
+from hetpeer.stages.worker.holding.weights import Weights
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
 CPU = torch.device("cpu")

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hetpeer.stages.block.fingerprint import KEY_BYTES
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.worker_messages import (
     Backpropagated,
@@ -47,7 +48,8 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
 
     `update`: the rule's settings in the manifest; `groups`: differences for some parameters
     (parameter_groups.py); `keeps`: names of what the rules keep for each parameter; `outer`: settings of the
-    outer optimizer. The buffers are copied. A block with the same index is forgotten first.
+    outer optimizer; `offload`: where its vectors will lie. The buffers are copied. A block with the same
+    index is forgotten first.
     """
 
     block: Count
@@ -57,6 +59,7 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
     groups: tuple[tuple[Name, dict[Name, Setting]], ...] = ()
     keeps: tuple[Name, ...]
     outer: dict[Name, Setting] | None = None
+    offload: Offload = Offload.NONE
 
 
 class LoadState(Command[Loaded], kind="load"):

@@ -100,7 +100,7 @@ def batch_norm(
     """BatchNorm over all dimensions but the second, in training by the microbatch's own statistics, which are
     kept.
 
-    The running values change at the commit of the step, by `momentum` (worker/held_block.py).
+    The running values change at the commit of the step, by `momentum` (worker/holding/running_statistics.py).
     """
     _check_rates(momentum, epsilon)
     if here.draw is None:

@@ -19,6 +19,7 @@ import torch
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.block.block_state import dump, layout_of, load
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.block.parameter_groups import BlockRules, MakeRules, segments
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.safety_check import unpack_block
@@ -28,11 +29,14 @@ from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.worker.executor import Executor
-from hetpeer.stages.worker.held_block import HeldBlock, dump_bytes
+from hetpeer.stages.worker.holding.held_block import HeldBlock, dump_bytes
+from hetpeer.stages.worker.holding.residence import Residence
+from hetpeer.stages.worker.holding.scratch_file import ScratchFile
+from hetpeer.stages.worker.holding.stored_vector import StoredVector
 from hetpeer.stages.worker.microbatch_tasks import MicrobatchTasks
 from hetpeer.stages.worker.rehearsal import rehearse
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
-from hetpeer.stages.worker.vector_sums import VectorSums, mark
+from hetpeer.stages.worker.vector_sums import VectorSums, among, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class _Prepared:
     spec: BlockSpec
     buffers: Mapping[str, torch.Tensor]
     rules: BlockRules
+    offload: Offload
 
 
 class Engine(Executor):
@@ -51,7 +56,21 @@ class Engine(Executor):
     result = engine.execute(Info())  # WorkerInfo
     """
 
-    def __init__(self, device: torch.device, staging: Staging, make: MakeRules) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        staging: Staging,
+        make: MakeRules,
+        scratch: ScratchFile | None = None,
+        *,
+        own_memory: bool | None = None,
+    ) -> None:
+        """`scratch`: the file for vectors that have no place in memory; None: there is none.
+
+        `own_memory`: whether the device has memory of its own; None: a GPU has.
+        """
+        self._scratch = scratch
+        self._own_memory = device.type == "cuda" if own_memory is None else own_memory
         self._device = device
         self._staging = staging
         self._make = make
@@ -102,7 +121,7 @@ class Engine(Executor):
             outer=None if command.outer is None else self._make.outer(command.outer),
         )
         self._forget(spec.index)
-        self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules)
+        self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules, offload=command.offload)
         return r.BlockPrepared(dump_bytes=dump_bytes(spec, rules))
 
     def _load(self, command: c.LoadState) -> r.Loaded:
@@ -110,7 +129,14 @@ class Engine(Executor):
         spec = prepared.spec
         data = bytes(self._staging.raw(command.state))
         state = load(data, spec.index, layout_of(spec), prepared.rules.keeps)
-        held = HeldBlock(spec, prepared.buffers, state, prepared.rules, self._device)
+        residence = Residence(
+            device=self._device,
+            own_memory=self._own_memory,
+            offload=prepared.offload,
+            scratch=self._scratch,
+            copier=self._staging.copier,
+        )
+        held = HeldBlock(spec, prepared.buffers, state, prepared.rules, residence)
         self._forget(spec.index)
         self._blocks[spec.index] = held
         return r.Loaded(version=held.version, digest=held.state().digest())
@@ -127,7 +153,8 @@ class Engine(Executor):
 
     def _forget(self, block: int) -> None:
         """Drop a block's state and the graphs made of it."""
-        self._blocks.pop(block, None)
+        if (held := self._blocks.pop(block, None)) is not None:
+            held.free()
         self._tasks.forget(block)
 
     def _held(self, block: int) -> HeldBlock:
@@ -161,11 +188,11 @@ class Engine(Executor):
         return r.UpdateApplied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
 
     def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
-        """The block, and the vector to update it with, on the device."""
+        """The block, and the vector to update it with, where updates run."""
         held = self._held(block)
         vector = self._staging.floats(extent, held.spec.vector_count)
         refuse_not_finite(f"block {block}", {name: vector})
-        return held, self._staging.up(vector)
+        return held, vector if held.residence.apart else self._staging.up(vector)
 
     @contextmanager
     def _whole(self, held: HeldBlock) -> Iterator[None]:
@@ -215,13 +242,13 @@ class Engine(Executor):
             held.losses.drop(*v.PARAMETERS)
         return r.Done()
 
-    def _export(self, vector: torch.Tensor, command: v.ExportSlot | v.ExportState) -> r.VectorExported:
+    def _export(self, vector: StoredVector, command: v.ExportSlot | v.ExportState) -> r.VectorExported:
         """Copy elements [begin, end) of a vector to the arena, rounded by a codec if one is named."""
-        if not command.begin <= command.end <= len(vector):
+        if not command.begin <= command.end <= vector.count:
             raise CommandError(
-                f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
+                f"a vector of {vector.count} elements has no part [{command.begin}, {command.end})"
             )
-        part = vector[command.begin : command.end]
+        part = vector.piece(command.begin, command.end)
         if command.rounding is not None and self._round(command.rounding, part, command.extent) is not None:
             return r.VectorExported(rounded=True)
         self._staging.down(part, self._staging.floats(command.extent, len(part)))
@@ -241,7 +268,9 @@ class Engine(Executor):
 
     def _mark_slot(self, command: v.MarkSlot) -> r.Marked:
         slot = self._held(command.marking.block).slot(command.step, command.slot)
-        return r.Marked(marks=mark(slot, 0, command.marking))
+        how = command.marking
+        among(how, 0, slot.count)
+        return r.Marked(marks=mark(slot.piece(how.begin, how.end), how.begin, how))
 
     def _clear_step(self, command: c.ClearStep) -> r.Done:
         self._tasks.clear(command.step)

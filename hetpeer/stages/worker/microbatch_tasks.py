@@ -22,7 +22,8 @@ from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.exact_operators import RoundedOnce
-from hetpeer.stages.worker.held_block import HeldBlock, Weights
+from hetpeer.stages.worker.holding.held_block import HeldBlock
+from hetpeer.stages.worker.holding.weights import Weights
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 
 Gradients = Mapping[str, Tensor | None]

@@ -8,7 +8,8 @@ lane has a CUDA stream of its own, so reading, writing and encoding do not wait 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import collections
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +45,14 @@ class Copier:
         """Copy `tensor` to `place`, contiguous in the arena, of the same shape and dtype; done on return."""
         place.copy_(tensor)
 
+    def add(self, tensor: Tensor, place: Tensor) -> None:
+        """Add `tensor`, on the device, to `place` in main memory, contiguous; done on return."""
+        place.add_(tensor)
+
+    def put(self, tensor: Tensor, place: Tensor) -> None:
+        """Copy `tensor`, contiguous in main memory, to `place` on the device. It may change afterwards."""
+        place.copy_(tensor)
+
     def lane(self, execute: Execute) -> Execute:
         """`execute` as this lane runs it."""
         return execute
@@ -61,25 +70,43 @@ class PinnedCopier(Copier):
     def up(self, tensor: Tensor) -> Tensor:
         """A copy of `tensor` on the GPU, through the pinned buffers; the arena may change afterwards."""
         found = torch.empty_like(tensor, device=self._device)
-        for turn, (source, target) in enumerate(_pieces(tensor, found)):
-            buffer, free = self._turn(turn)
-            buffer[: len(source)].copy_(source)
-            target.copy_(buffer[: len(source)], non_blocking=True)
-            free.record()
+        self.put(tensor, found)
         return found
+
+    def put(self, tensor: Tensor, place: Tensor) -> None:
+        for turn, (source, target) in enumerate(_pieces(tensor, place)):
+            buffer, free = self._turn(turn, source)
+            buffer.copy_(source)
+            target.copy_(buffer, non_blocking=True)
+            free.record()
 
     def down(self, tensor: Tensor, place: Tensor) -> None:
         """Copy to `place` through the pinned buffers; complete on return."""
-        arriving: list[tuple[int, Tensor]] = []
+        for buffer, target in self._landed(tensor, place):
+            target.copy_(buffer)
+
+    def add(self, tensor: Tensor, place: Tensor) -> None:
+        """Add each piece to `place` where it lands; complete on return."""
+        for buffer, target in self._landed(tensor, place):
+            target.add_(buffer)
+
+    def _landed(self, tensor: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each piece of `tensor` in main memory, and its target; the next one is on its way meanwhile."""
+        arriving: collections.deque[tuple[int, Tensor, Tensor]] = collections.deque()
+
+        def first() -> tuple[Tensor, Tensor]:
+            turn, source, target = arriving.popleft()
+            return self._turn(turn, source)[0], target
+
         for turn, (source, target) in enumerate(_pieces(tensor.contiguous(), place)):
-            buffer, free = self._turn(turn)
-            buffer[: len(source)].copy_(source, non_blocking=True)
+            buffer, free = self._turn(turn, source)
+            buffer.copy_(source, non_blocking=True)
             free.record()
-            arriving.append((turn, target))
+            arriving.append((turn, source, target))
             if len(arriving) == len(self._buffers):
-                self._land(*arriving.pop(0))
-        for one in arriving:
-            self._land(*one)
+                yield first()
+        while arriving:
+            yield first()
 
     def lane(self, execute: Execute) -> Execute:
         """`execute` on the lane's own stream."""
@@ -90,15 +117,11 @@ class PinnedCopier(Copier):
 
         return on_stream
 
-    def _turn(self, turn: int) -> tuple[Tensor, torch.cuda.Event]:
-        """The buffer and event for piece number `turn`, once the last copy through it is complete."""
+    def _turn(self, turn: int, piece: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """The buffer for `piece`, number `turn`, and its event, once the last copy through it is complete."""
         free = self._free[turn % len(self._free)]
         free.synchronize()
-        return self._buffers[turn % len(self._buffers)], free
-
-    def _land(self, turn: int, target: Tensor) -> None:
-        buffer, _ = self._turn(turn)
-        target.copy_(buffer[: len(target)])
+        return self._buffers[turn % len(self._buffers)][: piece.nbytes].view(piece.dtype), free
 
 
 def _event() -> torch.cuda.Event:
@@ -107,11 +130,12 @@ def _event() -> torch.cuda.Event:
 
 
 def _pieces(source: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The bytes of both in pieces that fit into a buffer."""
+    """The elements of both, of one number, in pieces of `source` that fit into a buffer."""
     if not source.numel():
         return []
-    parts = (tensor.detach().view(-1).view(torch.uint8) for tensor in (source, target))
-    return list(zip(*(torch.split(part, BUFFER_BYTES) for part in parts), strict=True))
+    size = BUFFER_BYTES // source.element_size()
+    parts = (tensor.detach().view(-1) for tensor in (source, target))
+    return list(zip(*(torch.split(part, size) for part in parts), strict=True))
 
 
 FLOAT32_BYTES = 4
@@ -146,13 +170,13 @@ class Staging:
 
     def __init__(self, memory: SharedMemory, copier: Copier) -> None:
         self._memory = memory
-        self._copier = copier
+        self.copier = copier
 
     def read(
         self, where: str, specs: Mapping[str, TensorSpec], extents: Mapping[str, Extent]
     ) -> dict[str, torch.Tensor]:
         """The tensors of `specs`, on the device. Raises CommandError if names or sizes differ."""
-        return {name: self._copier.up(place) for name, place in self._places(where, specs, extents).items()}
+        return {name: self.copier.up(place) for name, place in self._places(where, specs, extents).items()}
 
     def write(
         self,
@@ -165,7 +189,7 @@ class Staging:
         places = self._places(where, specs, extents)
         refuse_not_finite(where, tensors)
         for name, place in places.items():
-            self._copier.down(tensors[name].detach(), place)
+            self.copier.down(tensors[name].detach(), place)
 
     def floats(self, extent: Extent, elements: int) -> torch.Tensor:
         """The first `elements` float32 values of an extent, in the arena. CommandError if it is shorter."""
@@ -182,11 +206,11 @@ class Staging:
 
     def up(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in the arena, on the device."""
-        return self._copier.up(tensor)
+        return self.copier.up(tensor)
 
     def down(self, tensor: torch.Tensor, place: torch.Tensor) -> None:
         """Copy a tensor on the device to a place in the arena."""
-        self._copier.down(tensor, place)
+        self.copier.down(tensor, place)
 
     def raw(self, extent: Extent) -> memoryview:
         """The extent's bytes in the arena."""

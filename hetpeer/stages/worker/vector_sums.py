@@ -78,7 +78,7 @@ class VectorSums:
             if first < last:
                 total += fingerprint(piece[first - begin : last - begin].numpy(), how.block, first, how.key)
             begin += len(piece)
-        _among(how, command.begin, begin)
+        among(how, command.begin, begin)
         return r.Marked(marks=pack(total))
 
     def inspect(self, command: v.InspectVector) -> r.Inspected:
@@ -101,7 +101,7 @@ class VectorSums:
 
 def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
     """The fingerprint of the elements named by `how` in `vector`, from element `begin` of its block."""
-    _among(how, begin, begin + len(vector))
+    among(how, begin, begin + len(vector))
     part = vector[how.begin - begin : how.end - begin]
     return pack(fingerprint(part.cpu().numpy(), how.block, how.begin, how.key))
 
@@ -111,7 +111,8 @@ def _squared_norm(vector: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> fl
     return math.fsum(squared_norm(vector[begin:end]) for begin, end in ranges)
 
 
-def _among(how: v.Marking, begin: int, end: int) -> None:
+def among(how: v.Marking, begin: int, end: int) -> None:
+    """Raise CommandError if the elements of `how` are not all among [begin, end)."""
     if not begin <= how.begin <= how.end <= end:
         raise CommandError(f"elements [{how.begin}, {how.end}) are not among [{begin}, {end})")
 

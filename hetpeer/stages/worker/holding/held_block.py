@@ -1,0 +1,283 @@
+"""A block as the worker holds it: its graph, its state as flat vectors, and its slots.
+
+Parameters and BatchNorm's running values are one flat float32 vector, so that the optimizer, the reduce and
+the state file see one vector and the graph sees its tensors. A slot is a vector of the same layout: the sum
+of some microbatches' gradients and weighted statistics. What lies where is the residence's to say
+(docs/memory.md). If the weights on the device are copies, the vectors that are updated are the *masters*;
+otherwise the newest weights are themselves updated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hetpeer.stages.block.block import flat_views, statistic_views
+from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
+from hetpeer.stages.block.exact_scalars import float32
+from hetpeer.stages.block.parameter_groups import BlockRules
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
+from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.worker.holding.block_slots import BlockSlots
+from hetpeer.stages.worker.holding.residence import Residence
+from hetpeer.stages.worker.holding.running_statistics import RunningStatistics
+from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector, pieces
+from hetpeer.stages.worker.holding.weights import Weights, WeightVersions
+from hetpeer.stages.worker.tensor_staging import CommandError
+from hetpeer.stages.worker.vector_sums import CodecLosses
+
+
+class HeldBlock:
+    """One block's tensors at `residence`. `buffers` are kept as given; the state's vectors are taken over.
+
+    Raises `LocalError` HP-DISK-007, HP-DISK-008 if the residence is a file without room.
+    """
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        buffers: Mapping[str, Tensor],
+        state: BlockState,
+        rules: BlockRules,
+        residence: Residence,
+    ) -> None:
+        self.spec = spec
+        self.residence = residence
+        self._averages = state.averages
+        self._rules = rules
+        with contextlib.ExitStack() as undo:
+
+            def kept(vector: Tensor) -> StoredVector:
+                found = residence.kept(vector)
+                undo.callback(found.free)
+                return found
+
+            given = torch.from_numpy(state.parameters)
+            weights = Weights.first(spec, residence.weights(given), buffers, residence.device)
+            self._versions = WeightVersions(state.version, weights)
+            self._masters = kept(given) if residence.apart else None
+            """None: the newest weights are their own masters."""
+            self._optimizer = {
+                name: kept(
+                    torch.from_numpy(state.optimizer[name])
+                    if name in state.optimizer
+                    else torch.zeros(spec.vector_count)
+                )
+                for name in rules.keeps
+            }
+            if rules.outer is not None and self.version == 0:
+                for begin, end in pieces(0, spec.parameter_count):
+                    first = self._pieces_of_state(begin, end)
+                    rules.outer.begin(parameters=self.vector.piece(begin, end), state=first)
+                    self._keep_state(begin, first)
+            undo.pop_all()
+        self._running = RunningStatistics(spec)
+        self._slots = BlockSlots(spec.index, spec.vector_count, residence)
+        self._copy: tuple[int, StoredVector] | None = None
+        """Version and vector at the start of an averaging that runs beside steps; None: there is none."""
+        self.losses = CodecLosses(spec.vector_count)
+        """Rounding errors of the lossy codecs of reduces, to be added to later vectors."""
+
+    @property
+    def version(self) -> int:
+        """Number of updates applied."""
+        return self._versions.version
+
+    def weights(self, version: int) -> Weights:
+        """The weights of a step that began at `version`. Raises CommandError if they are not here."""
+        return self._versions.at(version)
+
+    @property
+    def vector(self) -> StoredVector:
+        """The newest flat parameters and statistics, as they are updated."""
+        return InMemory(self._versions.newest.vector) if self._masters is None else self._masters
+
+    def state(self) -> BlockState:
+        """The newest state as numpy vectors: in main memory the memory itself, not a copy."""
+        return BlockState(
+            version=self.version,
+            parameters=self.vector.whole().cpu().numpy(),
+            optimizer={
+                name: vector.whole().cpu().numpy() for name, vector in self._optimizer.items() if self.version
+            },
+            averages=self._averages,
+        )
+
+    def free(self) -> None:
+        """Give back what lies in the scratch file."""
+        self._slots.clear()
+        for vector in (*self._optimizer.values(), self._masters, self._copy and self._copy[1]):
+            if vector is not None:
+                vector.free()
+
+    # ── updates ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def update(self, gradient: Tensor, how: Apply) -> None:
+        """Version s → s + 1; drops the slots of step s and versions that nobody needs.
+
+        `gradient` is where updates run. Raises CommandError if the version for which it was computed is not
+        here.
+        """
+        corrected = bool(how.compensation) and how.base != self.version
+        base = self._versions.at(how.base).vector if corrected else None
+        self._slots.clear(self.version)
+        update = self.version - self._averages + 1
+        after = self._versions.advance(how.needed)
+        masters = self.vector
+        for segment in self._rules.segments:
+            for begin, end in pieces(segment.begin, segment.end):
+                parameters, part = masters.piece(begin, end), gradient[begin:end]
+                coefficient = how.coefficient
+                if base is not None:
+                    part = _compensated(
+                        part, coefficient, how.compensation, parameters - self._here(base[begin:end])
+                    )
+                    coefficient = 1.0
+                state = self._pieces_of_state(begin, end)
+                segment.rule.apply(
+                    parameters=parameters,
+                    state=state,
+                    gradient=part,
+                    coefficient=coefficient,
+                    update=update,
+                    step=how.batch + 1,
+                    workers=how.workers,
+                )
+                self._keep_state(begin, state)
+                self._keep(masters, after, begin, parameters)
+        first = self.spec.parameter_count
+        if first < self.spec.vector_count:
+            statistics = masters.piece(first, self.spec.vector_count)
+            self._running.update(statistics, gradient[first:], how.microbatches, how.skipped)
+            self._keep(masters, after, first, statistics)
+
+    def install(self, total: Tensor, coefficient: float, plan: int) -> None:
+        """Install an average, version s → s + 1: parameters and statistics become `total` · `coefficient`.
+
+        Then are added: the rounding errors of our part under `plan`; the outer rule's step, if any, for the
+        parameters; and what local steps changed since `keep_copy`, if the averaging ran beside them. The
+        optimizer's state stays (docs/averaging.md).
+        """
+        self._slots.clear()
+        copied, copy = self._copy or (self.version, None)
+        trained = copy is not None and copied != self.version
+        after = self._versions.advance(self.version + 1)
+        masters = self.vector
+        of_parts, _ = PARAMETERS
+        lost = self.losses.lost(of_parts, plan)
+        own = self.spec.parameter_count
+        for begin, end in (*pieces(0, own), *pieces(own, self.spec.vector_count)):
+            place = masters.piece(begin, end)
+            now = place.clone() if trained else None
+            torch.mul(total[begin:end], float32(coefficient), out=place)
+            if lost is not None:
+                place.add_(lost[begin:end])
+            if self._rules.outer is not None and end <= own:
+                state = self._pieces_of_state(begin, end)
+                self._rules.outer.apply(parameters=place, state=state)
+                self._keep_state(begin, state)
+            if now is not None and copy is not None:
+                place.sub_(copy.piece(begin, end)).add_(now)
+            self._keep(masters, after, begin, place)
+        self._averages += 1
+
+    def _pieces_of_state(self, begin: int, end: int) -> dict[str, Tensor]:
+        """The optimizer's numbers [begin, end)."""
+        return {name: vector.piece(begin, end) for name, vector in self._optimizer.items()}
+
+    def _keep_state(self, begin: int, state: Mapping[str, Tensor]) -> None:
+        """Store changed pieces of the optimizer's vectors."""
+        for name, piece in state.items():
+            self._optimizer[name].keep(begin, piece)
+
+    def _keep(self, masters: StoredVector, weights: Weights, begin: int, piece: Tensor) -> None:
+        """Store a changed piece of the masters, here and in the `weights` on the device."""
+        if self._masters is not None:
+            masters.keep(begin, piece)
+            self.residence.copier.put(piece, weights.vector[begin : begin + len(piece)])
+
+    def _here(self, weights: Tensor) -> Tensor:
+        """A piece of weights where updates run."""
+        return weights.to(self.residence.updating)
+
+    def keep_copy(self) -> None:
+        """Keep a copy of the present vector, to be averaged."""
+        self.drop_copy()
+        self._copy = (
+            self.version,
+            self.residence.kept(self.vector.whole().to(self.residence.updating, copy=True)),
+        )
+
+    def drop_copy(self) -> None:
+        """Forget the vector that `keep_copy` kept."""
+        if self._copy is not None:
+            self._copy[1].free()
+        self._copy = None
+
+    @property
+    def copy(self) -> StoredVector:
+        """The vector that `keep_copy` kept. Raises CommandError if there is none."""
+        if self._copy is None:
+            raise CommandError(f"block {self.spec.index} has no copy")
+        return self._copy[1]
+
+    # ── slots of each step ─────────────────────────────────────────────────────────────────────────────────
+
+    def room(self, step: int, slot: int) -> Tensor:
+        """The vector of `slot`, or a new one of undefined content that `fold` will make the slot's."""
+        return self._slots.room(step, slot)
+
+    def fold(
+        self, step: int, slot: int, room: Tensor, gradients: Mapping[str, Tensor | None], here: Pass
+    ) -> None:
+        """Add one microbatch's gradients, by parameter name, and its statistics, from the pass that made
+        them.
+
+        None is a parameter without a gradient. The first microbatch's gradients *are* the sum: nothing is
+        added to zeros, so -0.0 keeps its sign.
+        """
+        first = (step, slot) not in self._slots
+        places = {
+            **flat_views(self.spec, room),
+            **statistic_views(self.spec, room[self.spec.parameter_count :]),
+        }
+        parts = {**gradients, **self._running.weighted(here)}
+        for name, place in places.items():
+            part = parts[name]
+            if part is not None:
+                self.residence.land(part, place, add=not first)
+            elif first:
+                place.zero_()
+        self._slots.put(step, slot, room)
+
+    def slot(self, step: int, slot: int) -> StoredVector:
+        """The flat sum of a slot. Raises CommandError if there is none."""
+        return self._slots.at(step, slot)
+
+    def merge_slot(self, step: int, source: int, target: int) -> None:
+        """Add `source` to `target`, or make it `target` if there is none yet; `source` is forgotten."""
+        self._slots.merge(step, source, target)
+
+    def drop_slot(self, step: int, slot: int) -> None:
+        """Forget a slot, if it is there."""
+        self._slots.drop(step, slot)
+
+    def clear_slots(self, step: int) -> None:
+        """Forget all slots of `step`."""
+        self._slots.clear(step)
+
+
+def _compensated(gradient: Tensor, coefficient: float, strength: float, change: Tensor) -> Tensor:
+    """A piece of the gradient, clipped and corrected for the `change` since its version (DC-ASGD)."""
+    # g ← c g; g ← g + λ g² (w - w_base), one IEEE operation after the other
+    clipped = gradient * float32(coefficient)
+    return clipped.add_((clipped * clipped).mul_(change).mul_(float32(strength)))
+
+
+def dump_bytes(spec: BlockSpec, rules: BlockRules) -> int:
+    """Most bytes of the block's state file."""
+    return file_bytes(layout_of(spec), 1 + len(rules.keeps))

@@ -1,0 +1,78 @@
+"""Where the vectors of a block lie: the device, main memory and the scratch file (docs/memory.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.worker.holding.scratch_file import ScratchFile
+from hetpeer.stages.worker.holding.stored_vector import InFile, InMemory, StoredVector
+from hetpeer.stages.worker.tensor_staging import Copier
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residence:
+    """The places for one block's vectors."""
+
+    device: torch.device
+    own_memory: bool = False
+    """Whether the device has memory of its own, as a GPU has: weights there are copies of others' numbers."""
+    offload: Offload = Offload.NONE
+    scratch: ScratchFile | None = None
+    """None: everything stays in memory."""
+    copier: Copier = field(default_factory=Copier)
+    """Carries tensors between the device and main memory."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether the update runs in other memory than the weights that compute uses."""
+        return self.own_memory and self.offload is not Offload.NONE
+
+    @property
+    def updating(self) -> torch.device:
+        """The device whose processor runs the update, and in whose memory sums are."""
+        return CPU if self.apart else self.device
+
+    @property
+    def slots(self) -> int | None:
+        """Number of slots that may be in memory; None: any."""
+        if self.scratch is None:
+            return None
+        return 1 if self.offload is Offload.DISK else 2
+
+    def weights(self, vector: torch.Tensor) -> torch.Tensor:
+        """`vector`, of main memory, as the device's weights."""
+        return vector.to(self.device, copy=self.apart)
+
+    def kept(self, vector: torch.Tensor) -> StoredVector:
+        """`vector`, of main memory, taken over where what only the update needs lies.
+
+        Raises `LocalError` HP-DISK-007, HP-DISK-008, with nothing kept.
+        """
+        if self.offload is not Offload.DISK or self.scratch is None:
+            return InMemory(vector.to(self.updating))
+        kept = InFile(self.scratch, len(vector))
+        try:
+            kept.fill(vector)
+        except LocalError:
+            kept.free()
+            raise
+        return kept
+
+    def sum_in_memory(self, count: int) -> torch.Tensor:
+        """Room for a sum, of undefined content."""
+        return torch.empty(count, device=self.updating)
+
+    def land(self, part: torch.Tensor, place: torch.Tensor, *, add: bool) -> None:
+        """Copy a gradient, on the device, to its place in a sum, or add it there."""
+        if self.apart:
+            (self.copier.add if add else self.copier.down)(part, place)
+        elif add:
+            place.add_(part)
+        else:
+            place.copy_(part)

@@ -1,0 +1,183 @@
+"""Where a block's vectors lie changes no number: one history at each kind of offload; what fails there."""
+
+import os
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.worker.holding import stored_vector
+from hetpeer.stages.worker.holding.scratch_file import ScratchFile
+from hetpeer.stages.worker.holding.stored_vector import InFile, InMemory
+from tests.stages.compute_rig import (
+    KEPT,
+    MODEL,
+    Holder,
+    backward,
+    cpu_engine,
+    refused,
+    submitter,
+    tiny_blocks,
+)
+
+KINDS = [
+    (Offload.NONE, False),
+    (Offload.DISK, False),
+    (Offload.HOST, True),
+    (Offload.DISK, True),
+]
+"""(kind, whether the device has memory of its own): here a second set of vectors stands for a GPU's."""
+OUTER = {"learning_rate": 0.7, "momentum": 0.9}
+OUTER_KEPT = (*KEPT, "outer_anchor", "outer_momentum")
+
+
+@pytest.fixture
+def descriptor():
+    with tempfile.TemporaryFile() as file:
+        yield file.fileno()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """The tiny blocks have some thousand parameters: more than one piece."""
+    monkeypatch.setattr(stored_vector, "PIECE", 1000)
+
+
+async def holder_of(engine, arena, offload, outer=None):
+    """Holds the whole tiny model."""
+    one = Holder(submitter(engine), arena, tiny_blocks())
+    await one.load(MODEL, KEPT if outer is None else OUTER_KEPT, offload=offload, outer=outer)
+    return one
+
+
+async def history(one):
+    """All that is seen of blocks through sums, updates beside older versions, and an average."""
+    seen = []
+    for step, needed in enumerate((1, 1, 3, 4)):
+        one.step = step
+        for slot, number in ((0, 1), (0, 2), (1, 3), (2, 4), (1, 5)):
+            await backward(one, number, slot=slot)
+        await one.merge(2, 1)
+        await one.merge(1, 0)
+        base = step - 1 if step == 2 else step
+        for spec in one.blocks:
+            gradient = await one.export(spec, 0)
+            seen.append(bytes(one.arena.view(gradient)))
+            one.step = step
+            done = await one.apply(spec, gradient, 0.5, needed=needed, base=base, compensation=2.0)
+            seen.append(done.digest)
+            one.release(gradient)
+    for spec in one.blocks:
+        await one.submit(v.CopyBlock(block=spec.index))
+        one.step = 4
+        gradient = one.put(np.full(spec.vector_count, 0.25, np.float32))
+        await one.apply(spec, gradient, 1.0, needed=5)
+        total = one.put(np.linspace(-1, 1, spec.vector_count, dtype=np.float32))
+        done = await one.submit(v.Install(block=spec.index, total=total, coefficient=0.5, plan=1))
+        one.release(gradient, total)
+        seen += [done.digest, await one.state(spec.index)]
+    return seen
+
+
+@pytest.mark.parametrize("outer", [None, OUTER], ids=["plain", "outer"])
+async def test_all_kinds_hold_equal_bits(arena, descriptor, outer):
+    elements = sum(spec.vector_count for spec in tiny_blocks())
+    found = []
+    for offload, own_memory in KINDS:
+        scratch = ScratchFile(descriptor, 1 << 20)
+        one = await holder_of(
+            cpu_engine(arena, scratch=scratch, own_memory=own_memory), arena, offload, outer
+        )
+        found.append(await history(one))
+        vectors = len(OUTER_KEPT if outer else KEPT) + own_memory + 1  # masters, and the copy to be averaged
+        assert (scratch.used >= vectors * stored_vector.ITEM_BYTES * elements) == (offload is Offload.DISK)
+        for spec in one.blocks:
+            await one.submit(c.Unload(block=spec.index))
+        assert scratch.used == 0
+    for one in found[1:]:
+        assert one == found[0]
+
+
+@pytest.mark.parametrize(("offload", "most"), [(Offload.NONE, 2), (Offload.HOST, 2), (Offload.DISK, 1)])
+async def test_few_sums_are_in_memory(arena, descriptor, offload, most):
+    engine = cpu_engine(arena, scratch=ScratchFile(descriptor, 1 << 20), own_memory=True)
+    one = await holder_of(engine, arena, offload)
+    for slot in (0, 1, 2, 0, 3):
+        await backward(one, 1, slot=slot)
+        for spec in one.blocks:
+            held = engine._held(spec.index)._slots._vectors.values()
+            assert sum(isinstance(vector, InMemory) for vector in held) <= most
+    found = [bytes(arena.view(await one.export(one.blocks[0], slot))) for slot in (1, 2, 3)]
+    assert found[0] == found[1] == found[2], "equal microbatches have equal sums, wherever they lie"
+
+
+async def test_a_sum_stays_in_memory_if_the_file_has_no_room(arena, descriptor, capfd):
+    engine = cpu_engine(arena, scratch=ScratchFile(descriptor, 0))
+    one = await holder_of(engine, arena, Offload.NONE)
+    for slot in range(4):
+        await backward(one, slot, slot=slot)
+    sums = {bytes(arena.view(await one.export(one.blocks[0], slot))) for slot in range(4)}
+    assert len(sums) == 4
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == len(one.blocks), "each block says it once"
+    assert all("HP-DISK-007: the scratch file has no room" in line for line in said)
+
+
+async def test_a_block_that_does_not_fit_into_the_file_is_not_loaded_and_takes_nothing(arena, descriptor):
+    spec = tiny_blocks()[1]
+    scratch = ScratchFile(descriptor, 4 * spec.vector_count + 4096)  # for one of the two moments
+    one = Holder(submitter(cpu_engine(arena, scratch=scratch)), arena, [spec])
+    with refused("HP-DISK-007", "the limit of 0.0 GiB is reached"):
+        await one.load(MODEL, offload=Offload.DISK)
+    assert scratch.used == 0
+    with refused("HP-WORK-001", "block 1 is not loaded"):
+        await one.state(1)
+
+
+def test_a_full_disk_is_refused_before_anything_is_written():
+    """/dev/full has no room whatever the limit says; a device cannot be reserved either."""
+    descriptor = os.open("/dev/full", os.O_RDWR)
+    try:
+        scratch = ScratchFile(descriptor, 1 << 20)
+        with pytest.raises(LocalError, match="HP-DISK-007"):
+            scratch.take(1000)
+        assert scratch.used == 0
+        with pytest.raises(LocalError, match=r"HP-DISK-008: .*cannot be written; why: No space left"):
+            scratch.write(0, memoryview(b"x"))
+    finally:
+        os.close(descriptor)
+
+
+async def test_a_disk_that_fails_in_an_update_leaves_no_block(arena, descriptor):
+    """The file is cut short under an update: a part of the block would be of no version."""
+    scratch = ScratchFile(descriptor, 1 << 20)
+    one = await holder_of(cpu_engine(arena, scratch=scratch), arena, Offload.DISK)
+    spec = one.blocks[0]
+    await one.apply(spec, one.put(np.ones(spec.vector_count, np.float32)), 1.0)
+    os.ftruncate(descriptor, 5000)
+    with refused("HP-DISK-008", "the scratch file cannot be read"):
+        await one.apply(spec, one.put(np.ones(spec.vector_count, np.float32)), 1.0, needed=2, base=1)
+    with refused("HP-WORK-001", "block 0 is not loaded"):
+        await one.state(0)
+
+
+def test_a_vector_in_the_file_is_read_and_changed_in_pieces(descriptor):
+    scratch = ScratchFile(descriptor, 1 << 20)
+    first, second = InFile(scratch, 2500), InFile(scratch, 10)
+    first.fill(InMemory(torch.arange(2500.0)))
+    second.fill(torch.full((10,), -0.0))
+    for begin, end in stored_vector.pieces(0, 2500):
+        piece = first.piece(begin, end)
+        first.keep(begin, piece.mul_(2.0))
+    assert torch.equal(first.whole(), torch.arange(2500.0) * 2)
+    assert np.signbit(second.whole().numpy()).all()
+    first.free()
+    third = InFile(scratch, 2500)  # takes the same place again
+    third.fill(torch.ones(2500))
+    assert torch.equal(third.whole(), torch.ones(2500))
+    assert np.signbit(second.whole().numpy()).all()
