@@ -1,7 +1,9 @@
 """Where a block's vectors lie changes no number: one history at each kind of offload; what fails there."""
 
+import functools
 import os
 import tempfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +11,13 @@ import torch
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.graph.cast_parameters import cast_parameters, weight_bytes
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.operators.names import PRODUCTS
+from hetpeer.stages.tracing.assemble import ComputeMode
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.holding import stored_vector
 from hetpeer.stages.worker.holding.scratch_file import ScratchFile
 from hetpeer.stages.worker.holding.stored_vector import InFile, InMemory
@@ -20,9 +27,11 @@ from tests.stages.compute_rig import (
     Holder,
     backward,
     cpu_engine,
+    microbatch,
     refused,
     submitter,
     tiny_blocks,
+    tiny_gpt,
 )
 
 KINDS = [
@@ -48,14 +57,14 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(stored_vector, "PIECE", 1000)
 
 
-async def holder_of(engine, arena, offload, outer=None):
+async def holder_of(engine, arena, offload, outer=None, blocks=None, cast=False):
     """Holds the whole tiny model."""
-    one = Holder(submitter(engine), arena, tiny_blocks())
-    await one.load(MODEL, KEPT if outer is None else OUTER_KEPT, offload=offload, outer=outer)
+    one = Holder(submitter(engine), arena, blocks or tiny_blocks())
+    await one.load(MODEL, KEPT if outer is None else OUTER_KEPT, offload=offload, outer=outer, cast=cast)
     return one
 
 
-async def history(one):
+async def history(one, compensation=2.0):
     """All that is seen of blocks through sums, updates beside older versions, and an average."""
     seen = []
     for step, needed in enumerate((1, 1, 3, 4)):
@@ -69,7 +78,7 @@ async def history(one):
             gradient = await one.export(spec, 0)
             seen.append(bytes(one.arena.view(gradient)))
             one.step = step
-            done = await one.apply(spec, gradient, 0.5, needed=needed, base=base, compensation=2.0)
+            done = await one.apply(spec, gradient, 0.5, needed=needed, base=base, compensation=compensation)
             seen.append(done.digest)
             one.release(gradient)
     for spec in one.blocks:
@@ -101,6 +110,56 @@ async def test_all_kinds_hold_equal_bits(arena, descriptor, outer):
         assert scratch.used == 0
     for one in found[1:]:
         assert one == found[0]
+
+
+@functools.cache
+def bf16_blocks():
+    """The blocks of a bf16 run."""
+    return cut_blocks(trace(tiny_gpt(), microbatch(0), autocast=True), mode=ComputeMode(autocast=True))
+
+
+async def test_weights_that_autocast_casts_anyway_are_kept_cast_and_no_bit_changes(arena, descriptor):
+    scratch, blocks = ScratchFile(descriptor, 1 << 20), bf16_blocks()
+    found = []
+    for offload, own_memory in KINDS:
+        engine = cpu_engine(arena, scratch=scratch, own_memory=own_memory)
+        one = await holder_of(engine, arena, offload, blocks=blocks, cast=True)
+        for spec in blocks:
+            parameters = engine._held(spec.index).weights(0).parameters
+            halved = {name for name, leaf in parameters.items() if leaf.dtype == torch.bfloat16}
+            assert halved == (cast_parameters(spec) if own_memory else set())
+            nbytes = sum(leaf.nbytes for leaf in parameters.values())
+            assert nbytes == (weight_bytes(spec) if own_memory else spec.parameter_bytes)
+        found.append(await history(one, compensation=0.0))
+        for spec in blocks:
+            await one.submit(c.Unload(block=spec.index))
+    for one in found[1:]:
+        assert one == found[0]
+
+
+def test_what_products_alone_read_once_is_cast():
+    layer, plain = bf16_blocks()[1], tiny_blocks()[1]
+    assert {name for name in layer.parameter_specs if "ln_" not in name} == cast_parameters(layer)
+    assert cast_parameters(bf16_blocks()[0]) == frozenset(), "an embedding's table is looked up in float32"
+    assert cast_parameters(plain) == frozenset(), "a float32 run casts nothing"
+    assert weight_bytes(plain) == plain.parameter_bytes
+    assert weight_bytes(layer) < 0.52 * layer.parameter_bytes
+    first = next(node for node in layer.nodes if node.op in PRODUCTS)
+    twice = replace(layer, nodes=(*layer.nodes, replace(first, name="again")))
+    assert len(cast_parameters(twice)) == len(cast_parameters(layer)) - 2, "its weight and its bias"
+
+
+async def test_a_stale_gradient_cannot_be_corrected_without_the_float32_numbers(arena):
+    one = await holder_of(
+        cpu_engine(arena, own_memory=True), arena, Offload.HOST, blocks=bf16_blocks(), cast=True
+    )
+    spec = one.blocks[1]
+    ones = one.put(np.ones(spec.vector_count, np.float32))
+    await one.apply(spec, ones, 1.0, needed=0, compensation=2.0)
+    before = await one.state(1)
+    with refused("HP-WORK-001", "block 1 has no float32 numbers of that version"):
+        await one.apply(spec, ones, 1.0, needed=0, base=0, compensation=2.0)
+    assert await one.state(1) == before
 
 
 @pytest.mark.parametrize(("offload", "most"), [(Offload.NONE, 2), (Offload.HOST, 2), (Offload.DISK, 1)])

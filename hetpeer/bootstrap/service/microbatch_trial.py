@@ -19,7 +19,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import backpropagate
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
-from hetpeer.stages.worker.holding.weights import Weights
+from hetpeer.stages.worker.holding.weights import WeightLayout, Weights
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
 CPU = torch.device("cpu")
@@ -107,4 +107,5 @@ class MicrobatchTrial:
         state = self._store.load_state(self._record, index)
         reference = self._run.manifest.blocks[index].buffers
         buffers = {} if reference is None else load_file(self._run.path / "state" / reference.name)
-        return Weights.first(self._specs[index], torch.from_numpy(state.parameters), buffers, CPU)
+        layout = WeightLayout(self._specs[index])
+        return Weights.first(layout, torch.from_numpy(state.parameters), buffers, CPU)

@@ -6,7 +6,8 @@ the result to the tensors that came in. A holder of several blocks chains them w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -48,8 +49,11 @@ class Block:
         statistics: Mapping[str, Tensor],
         device: torch.device,
         programs: dict[tuple[int, bool], Prepared] | None = None,
+        cast: Collection[str] = (),
     ) -> None:
+        """`cast`: names of parameters that come in bfloat16 already (graph/cast_parameters.py)."""
         self.spec = spec
+        self._cast = cast
         self._buffers = buffers
         self._device = device
         self._owned: dict[str, Tensor] = {}
@@ -58,14 +62,19 @@ class Block:
             ("buffers", spec.buffers, spec.buffer_specs, buffers),
             ("statistics", spec.statistics, spec.statistic_specs, statistics),
         ):
-            _check(f"block {spec.index}: {kind}", specs, tensors)
+            came = {
+                name: replace(one, dtype="bfloat16") if name in cast else one for name, one in specs.items()
+            }
+            _check(f"block {spec.index}: {kind}", came, tensors)
             self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
         self._programs = {} if programs is None else programs
         self._remade = RemadeValues(spec, self._owned, device)
 
     def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
         """The same block bound to other tensors; its prepared programs are shared."""
-        return Block(self.spec, parameters, self._buffers, statistics, self._device, self._programs)
+        return Block(
+            self.spec, parameters, self._buffers, statistics, self._device, self._programs, self._cast
+        )
 
     def __repr__(self) -> str:
         spec = self.spec

@@ -1,4 +1,20 @@
-"""Names of operators of our own in a graph, for those who read graphs without torch."""
+"""Names of operators in a graph, for those who read graphs without torch."""
 
 DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
 BATCH_NORM = "hetpeer.batch_norm"
+PRODUCTS = frozenset(
+    {
+        "aten.addmm.default",
+        "aten.baddbmm.default",
+        "aten.bmm.default",
+        "aten.conv1d.default",
+        "aten.conv1d.padding",
+        "aten.conv2d.default",
+        "aten.conv2d.padding",
+        "aten.conv3d.default",
+        "aten.linear.default",
+        "aten.matmul.default",
+        "aten.mm.default",
+    }
+)
+"""Operators to which autocast gives bfloat16, whatever they are called with."""

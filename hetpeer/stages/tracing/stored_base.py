@@ -25,6 +25,7 @@ from hetpeer.stages.operators.frozen_operators import (
     from_int4,
     from_int8,
 )
+from hetpeer.stages.operators.names import PRODUCTS
 from hetpeer.stages.tracing.trace import OpDag
 
 FORMS = ("bf16", "int8", "int4")
@@ -32,22 +33,6 @@ OPERATORS: Mapping[str, str] = {"bf16": WIDEN, "int8": FROM_INT8, "int4": FROM_I
 LARGEST: Mapping[str, int] = {"int8": 127, "int4": 7}
 """Form → the whole number that stands for the largest of a group."""
 SCALES = "scales"
-PRODUCTS = frozenset(
-    {
-        "aten.addmm.default",
-        "aten.baddbmm.default",
-        "aten.bmm.default",
-        "aten.conv1d.default",
-        "aten.conv1d.padding",
-        "aten.conv2d.default",
-        "aten.conv2d.padding",
-        "aten.conv3d.default",
-        "aten.linear.default",
-        "aten.matmul.default",
-        "aten.mm.default",
-    }
-)
-"""Operators to which autocast gives bfloat16, whatever they are called with."""
 
 
 def stored(dag: OpDag, names: Collection[str], form: str) -> OpDag:

@@ -47,6 +47,7 @@ class _Prepared:
     buffers: Mapping[str, torch.Tensor]
     rules: BlockRules
     offload: Offload
+    cast: bool
 
 
 class Engine(Executor):
@@ -121,7 +122,9 @@ class Engine(Executor):
             outer=None if command.outer is None else self._make.outer(command.outer),
         )
         self._forget(spec.index)
-        self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules, offload=command.offload)
+        self._prepared[spec.index] = _Prepared(
+            spec=spec, buffers=own, rules=rules, offload=command.offload, cast=command.cast
+        )
         return r.BlockPrepared(dump_bytes=dump_bytes(spec, rules))
 
     def _load(self, command: c.LoadState) -> r.Loaded:
@@ -133,6 +136,7 @@ class Engine(Executor):
             device=self._device,
             own_memory=self._own_memory,
             offload=prepared.offload,
+            cast=prepared.cast,
             scratch=self._scratch,
             copier=self._staging.copier,
         )
@@ -166,8 +170,7 @@ class Engine(Executor):
         """Apply a reduced gradient to the state, and settle the rounding errors of its plan."""
         started = time.perf_counter()
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
-        if command.compensation:
-            held.weights(command.base)
+        held.base_of(command)  # refused before anything changes
         with self._whole(held):
             self._tasks.clear(held.version)
             held.update(gradient, command)

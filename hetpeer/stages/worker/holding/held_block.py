@@ -20,13 +20,14 @@ from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
 from hetpeer.stages.block.exact_scalars import float32
 from hetpeer.stages.block.parameter_groups import BlockRules
 from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.cast_parameters import cast_parameters
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.holding.block_slots import BlockSlots
 from hetpeer.stages.worker.holding.residence import Residence
 from hetpeer.stages.worker.holding.running_statistics import RunningStatistics
 from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector, pieces
-from hetpeer.stages.worker.holding.weights import Weights, WeightVersions
+from hetpeer.stages.worker.holding.weights import WeightLayout, Weights, WeightVersions
 from hetpeer.stages.worker.tensor_staging import CommandError
 from hetpeer.stages.worker.vector_sums import CodecLosses
 
@@ -57,7 +58,9 @@ class HeldBlock:
                 return found
 
             given = torch.from_numpy(state.parameters)
-            weights = Weights.first(spec, residence.weights(given), buffers, residence.device)
+            cast = cast_parameters(spec) if residence.apart and residence.cast else ()
+            layout = WeightLayout(spec, cast)
+            weights = Weights.first(layout, given, buffers, residence.device, copy=residence.apart)
             self._versions = WeightVersions(state.version, weights)
             self._masters = kept(given) if residence.apart else None
             """None: the newest weights are their own masters."""
@@ -122,8 +125,7 @@ class HeldBlock:
         `gradient` is where updates run. Raises CommandError if the version for which it was computed is not
         here.
         """
-        corrected = bool(how.compensation) and how.base != self.version
-        base = self._versions.at(how.base).vector if corrected else None
+        base = self.base_of(how)
         self._slots.clear(self.version)
         update = self.version - self._averages + 1
         after = self._versions.advance(how.needed)
@@ -185,6 +187,15 @@ class HeldBlock:
             self._keep(masters, after, begin, place)
         self._averages += 1
 
+    def base_of(self, how: Apply) -> Tensor | None:
+        """The vector of the version for which a stale gradient was computed; None: it is not to be corrected.
+
+        Raises CommandError if its float32 numbers are not here.
+        """
+        if not how.compensation or how.base == self.version:
+            return None
+        return self._versions.at(how.base).vector
+
     def _pieces_of_state(self, begin: int, end: int) -> dict[str, Tensor]:
         """The optimizer's numbers [begin, end)."""
         return {name: vector.piece(begin, end) for name, vector in self._optimizer.items()}
@@ -198,7 +209,7 @@ class HeldBlock:
         """Store a changed piece of the masters, here and in the `weights` on the device."""
         if self._masters is not None:
             masters.keep(begin, piece)
-            self.residence.copier.put(piece, weights.vector[begin : begin + len(piece)])
+            weights.put(begin, piece, self.residence.copier)
 
     def _here(self, weights: Tensor) -> Tensor:
         """A piece of weights where updates run."""

@@ -23,6 +23,8 @@ class Residence:
     own_memory: bool = False
     """Whether the device has memory of its own, as a GPU has: weights there are copies of others' numbers."""
     offload: Offload = Offload.NONE
+    cast: bool = False
+    """Whether weights that are copies are kept in bfloat16 where autocast casts them anyway."""
     scratch: ScratchFile | None = None
     """None: everything stays in memory."""
     copier: Copier = field(default_factory=Copier)
@@ -44,10 +46,6 @@ class Residence:
         if self.scratch is None:
             return None
         return 1 if self.offload is Offload.DISK else 2
-
-    def weights(self, vector: torch.Tensor) -> torch.Tensor:
-        """`vector`, of main memory, as the device's weights."""
-        return vector.to(self.device, copy=self.apart)
 
     def kept(self, vector: torch.Tensor) -> StoredVector:
         """`vector`, of main memory, taken over where what only the update needs lies.

@@ -8,38 +8,118 @@ is in place and there is one vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from hetpeer.stages.block.block import Block, flat_views, statistic_views
+from hetpeer.stages.block.block import Block
 from hetpeer.stages.graph.block_spec import BlockSpec
-from hetpeer.stages.worker.tensor_staging import CommandError
+from hetpeer.stages.worker.tensor_staging import CommandError, Copier
+
+
+class _Run(NamedTuple):
+    """Elements [begin, end) of a block's vector, which lie in one of the flat tensors from `offset` on."""
+
+    begin: int
+    end: int
+    dtype: torch.dtype
+    offset: int
+
+
+class WeightLayout:
+    """Where the elements of a block's vector lie on the device: the parameters `cast` in a bfloat16 tensor,
+    all others and the running statistics in a float32 tensor, both in the order of the spec.
+    """
+
+    def __init__(self, spec: BlockSpec, cast: Collection[str] = ()) -> None:
+        self.spec = spec
+        self.cast = cast
+        self.counts = {torch.float32: 0, torch.bfloat16: 0}
+        """Dtype → elements of its flat tensor."""
+        self.places: dict[str, _Run] = {}
+        """Name of a parameter or statistic → its elements."""
+        begin = 0
+        for name, tensor in (*spec.parameter_specs.items(), *spec.statistic_specs.items()):
+            dtype = torch.bfloat16 if name in cast else torch.float32
+            self.places[name] = _Run(begin, begin + tensor.count, dtype, self.counts[dtype])
+            self.counts[dtype] += tensor.count
+            begin += tensor.count
+
+    def new(self, vector: Tensor, device: torch.device, *, copy: bool) -> dict[torch.dtype, Tensor]:
+        """Flat tensors on `device` with the numbers of `vector`, which is one of them unless `copy`."""
+        if not self.cast:
+            return {torch.float32: vector.to(device, copy=copy), torch.bfloat16: vector[:0].bfloat16()}
+        flats = {
+            dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in self.counts.items()
+        }
+        for run in self.places.values():
+            flats[run.dtype][run.offset : run.offset + run.end - run.begin].copy_(vector[run.begin : run.end])
+        return flats
+
+    def views(self, flats: Mapping[torch.dtype, Tensor], specs: Collection[str]) -> dict[str, Tensor]:
+        """Name → its view into the flat tensors, for some of the parameters or statistics."""
+        shapes = {**self.spec.parameter_specs, **self.spec.statistic_specs}
+        found = {}
+        for name in specs:
+            run = self.places[name]
+            part = flats[run.dtype][run.offset : run.offset + run.end - run.begin]
+            found[name] = part.view(shapes[name].sizes).detach()
+        return found
 
 
 class Weights:
-    """One version: the flat float32 `vector` of parameters and statistics, and the block bound to it."""
+    """One version: parameters and statistics on the device, and the block bound to them."""
 
-    def __init__(self, vector: torch.Tensor, block: Block) -> None:
-        spec = block.spec
-        self.vector = vector
+    def __init__(self, layout: WeightLayout, flats: Mapping[torch.dtype, Tensor], block: Block) -> None:
+        self.layout = layout
+        self._flats = flats
         self.parameters = {
-            name: view.detach().requires_grad_() for name, view in flat_views(spec, vector).items()
+            name: view.requires_grad_()
+            for name, view in layout.views(flats, layout.spec.parameter_specs).items()
         }
-        """Leaves of the autograd graph: views of the flat vector."""
-        self.block = block.on(self.parameters, statistic_views(spec, vector[spec.parameter_count :]))
+        """Leaves of the autograd graph: views of the flat tensors."""
+        self.block = block.on(self.parameters, layout.views(flats, layout.spec.statistic_specs))
 
     @classmethod
     def first(
-        cls, spec: BlockSpec, vector: torch.Tensor, buffers: Mapping[str, torch.Tensor], device: torch.device
+        cls,
+        layout: WeightLayout,
+        vector: Tensor,
+        buffers: Mapping[str, Tensor],
+        device: torch.device,
+        *,
+        copy: bool = False,
     ) -> Weights:
-        """The weights of a block that was just loaded."""
-        own = flat_views(spec, vector), statistic_views(spec, vector[spec.parameter_count :])
-        return cls(vector, Block(spec, own[0], buffers, own[1], device))
+        """The weights of a block that was just loaded, with the numbers of the float32 `vector`.
+
+        Without `copy` they are that vector, if it is on the device.
+        """
+        spec, flats = layout.spec, layout.new(vector, device, copy=copy)
+        own = layout.views(flats, spec.parameter_specs), layout.views(flats, spec.statistic_specs)
+        return cls(layout, flats, Block(spec, own[0], buffers, own[1], device, cast=layout.cast))
+
+    @property
+    def vector(self) -> Tensor:
+        """All of it as one float32 vector. Raises CommandError if parameters are kept in bfloat16."""
+        if self.layout.cast:
+            raise CommandError(f"block {self.layout.spec.index} has no float32 numbers of that version")
+        return self._flats[torch.float32]
+
+    def put(self, begin: int, piece: Tensor, copier: Copier) -> None:
+        """Set the elements from `begin` on to `piece`, in main memory, rounded as autocast rounds them."""
+        end = begin + len(piece)
+        for run in self.layout.places.values():
+            first, last = max(begin, run.begin), min(end, run.end)
+            if first < last:
+                offset = run.offset + first - run.begin
+                place = self._flats[run.dtype][offset : offset + last - first]
+                copier.put(piece[first - begin : last - begin].to(run.dtype), place)
 
     def copy(self) -> Weights:
         """A copy in memory of its own."""
-        return Weights(self.vector.clone(), self.block)
+        return Weights(self.layout, {d: flat.clone() for d, flat in self._flats.items()}, self.block)
 
 
 class WeightVersions:
