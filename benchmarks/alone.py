@@ -1,14 +1,19 @@
 """The opponent: a run's own model, microbatches and optimizer in one process, with nothing but torch.
 
-`python -m benchmarks.alone RUN --threads N` trains, and prints the monotonic time at the end of each
-step.
+`python -m benchmarks.alone RUN --threads N` trains. At the end of each step it prints a line of JSON with the
+monotonic time and the seconds that the step took; with `--held-out`, at last, the held-out loss.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +21,32 @@ from torch import Tensor, nn
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 
+NAMED = "hf:"
 
-def train(run: RunDirectory) -> None:
-    """Train as tests/reference/eager_training.py does, with one line on stdout for each step."""
-    settings, batches = run.manifest.training, run.batches()
-    model = build_model(run.author().model, run.manifest.seed).train()
+
+def module(run: RunDirectory) -> nn.Module:
+    """The author's module with the parameters that the run starts from."""
+    reference = run.author().model
+    if not reference.startswith(NAMED):
+        return build_model(reference, run.manifest.seed)
+    from transformers import AutoModelForCausalLM
+
+    folder = reference.removeprefix(NAMED)
+    # With a cache, which is the default, transformers would not keep packed documents apart.
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_cache=False)
+    return model
+
+
+def loss_of(model: nn.Module, arrays: dict[str, Any]) -> Tensor:
+    """The loss of one microbatch."""
+    outputs = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    loss: Tensor = getattr(outputs, "loss", outputs)
+    return loss
+
+
+def train(run: RunDirectory, model: nn.Module, steps: int) -> Iterator[float]:
+    """Seconds of each step. It trains as tests/reference/eager_training.py does."""
+    settings, batches, plan = run.manifest.training, run.batches(), run.weighted_plan()
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.learning_rate,
@@ -28,30 +54,52 @@ def train(run: RunDirectory) -> None:
         eps=settings.optimizer.eps,
         weight_decay=settings.weight_decay,
     )
-
-    def loss_of(step: int, microbatch: int) -> Tensor:
-        batch = {
-            name: torch.from_numpy(array) for name, array in batches.microbatch(step, microbatch).items()
-        }
-        loss: Tensor = model(**batch)
-        return loss
-
-    for step in range(settings.steps):
+    model.train()
+    for step in range(steps):
+        began = time.perf_counter()
         optimizer.zero_grad()
-        for microbatch, size in enumerate(batches.plan.sizes):
-            (loss_of(step, microbatch) * (size / settings.batch_size)).backward()  # type: ignore[no-untyped-call]
+        weights = plan.training_weights(step)
+        for microbatch, weight in enumerate(weights):
+            loss = loss_of(model, batches.microbatch(step, microbatch))
+            (loss * (weight / sum(weights))).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or torch.inf)
         optimizer.step()
-        print(time.monotonic(), flush=True)
+        yield time.perf_counter() - began
+
+
+@torch.no_grad()
+def held_out_loss(run: RunDirectory, model: nn.Module) -> float:
+    """Mean loss of the samples that an evaluation of the run has."""
+    batches, weights = run.batches(), run.weighted_plan().evaluation_weights
+    model.eval()
+    total = sum(
+        float(loss_of(model, batches.microbatch(0, number))) * weight
+        for number, weight in weights.items()
+        if weight
+    )
+    return total / sum(weights.values())
+
+
+def tell(**figures: float) -> None:
+    print(json.dumps(figures), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--stop-after", type=int, help="stop there (SIGSTOP) until SIGCONT comes")
+    parser.add_argument("--held-out", action="store_true", help="compute the held-out loss at the end")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(RunDirectory.open(options.run))
+    run = RunDirectory.open(options.run)
+    model = module(run)
+    for step, seconds in enumerate(train(run, model, run.manifest.training.steps), 1):
+        tell(ended=time.monotonic(), seconds=seconds)
+        if step == options.stop_after:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    if options.held_out:
+        tell(held_out=held_out_loss(run, model))
 
 
 if __name__ == "__main__":

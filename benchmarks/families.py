@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.alone import held_out_loss
 from benchmarks.swarm import running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
@@ -251,21 +252,6 @@ def _class(model: Path) -> str:
 
     (name,) = json.loads((model / "config.json").read_text())["architectures"]
     return str(name)
-
-
-def held_out_loss(run: RunDirectory, model: Any) -> float:
-    """Mean loss of the run's held-out samples by a model of transformers; all have equally many targets."""
-    import torch
-
-    plan, reader = run.manifest.data_plan, run.batches()
-    model.eval()
-    total = 0.0
-    with torch.no_grad():
-        for number, weight in plan.evaluation_weights.items():
-            arrays = reader.microbatch(0, number)
-            part = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            total += float(model(**part).loss) * weight
-    return total / sum(plan.evaluation_weights.values())
 
 
 def measure(options: Any) -> dict[str, Any]:

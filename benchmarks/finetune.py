@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.byte_pairs import byte_level_bpe
 from benchmarks.swarm import running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
@@ -83,22 +84,10 @@ def shape(width: int) -> dict[str, int]:
 def make_model(folder: Path, seed: int, width: int = WIDTH) -> None:
     """A folder as `save_pretrained` leaves it: model in bfloat16, tokenizer, chat template."""
     import torch
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import ByteLevel as Decoder
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    trained = Tokenizer(BPE())
-    trained.pre_tokenizer, trained.decoder = ByteLevel(add_prefix_space=False), Decoder()
-    trainer = BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"],
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    trained.train_from_iterator((part["content"] for chat in chats() for part in chat), trainer)
+    texts = (part["content"] for chat in chats() for part in chat)
+    trained = byte_level_bpe(texts, VOCABULARY, ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, pad_token="<|pad|>", eos_token="<|end|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import os
 import signal
@@ -110,7 +111,7 @@ class AloneOpponent:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._ends.append(float(line))
+            self._ends.append(json.loads(line)["ended"])
 
     async def warm(self) -> None:
         async with asyncio.timeout(WARM_UP_S):

@@ -200,11 +200,17 @@ class Swarm:
 
     def worker(self, node: int) -> psutil.Process | None:
         """The compute worker at `node`, if there is one."""
-        for one in self.family(node):
-            with suppress(psutil.NoSuchProcess):  # it may end at any moment
-                if _kind(one) == "worker":
-                    return one
-        return None
+        return self.parts(node).get("worker")
+
+    def parts(self, node: int) -> dict[str, psutil.Process]:
+        """The processes of the volunteer at `node` by kind, so far as they live."""
+        found = {}
+        with suppress(psutil.NoSuchProcess):
+            for one in self.family(node):
+                with suppress(psutil.NoSuchProcess):  # it may end at any moment
+                    if kind := _kind(one):
+                        found[kind] = one
+        return found
 
     def family(self, number: int) -> list[psutil.Process]:
         """The processes of volunteer `number`: the daemon first."""

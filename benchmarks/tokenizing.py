@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from benchmarks import report
+from benchmarks.byte_pairs import byte_level_bpe
 from hetpeer.stages.data.token_shards import python_standard_library_paths, readable_texts
 
 VOCABULARY, LENGTH, RECORD = 8192, 512, 2000
@@ -56,21 +57,9 @@ def make_tokenizer(folder: Path) -> None:
     """A folder as `save_pretrained` writes it."""
     from itertools import islice
 
-    from tokenizers import Tokenizer
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(BPE())
-    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    trainer = BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<|pad|>", "<|end|>"],
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(islice(pieces(), 3000), trainer)
+    made = byte_level_bpe(islice(pieces(), 3000), VOCABULARY, ("<|pad|>", "<|end|>"))
     folder_of = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|pad|>", eos_token="<|end|>")
     folder_of.save_pretrained(folder)
 
