@@ -11,7 +11,7 @@ import torch
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block.offload import Offload
-from hetpeer.stages.graph.cast_parameters import cast_parameters, weight_bytes
+from hetpeer.stages.graph.parameter_reads import cast_parameters, weight_bytes
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.operators.names import PRODUCTS

@@ -142,7 +142,7 @@ def folds_falsely(wrong: str) -> None:
             fold(self, step, slot, room, gradients, here)
             return
         left[0] -= 1
-        parts = {name: None if part is None else part.clone() for name, part in gradients.items()}
+        parts = {name: None if part is None else part.to_dense().clone() for name, part in gradients.items()}
         first = next(part for part in parts.values() if part is not None)
         if wrong == "bit":
             first.view(-1).view(torch.int32)[first.abs().argmax()] ^= 1 << 8

@@ -19,6 +19,7 @@ from hetpeer.stages.block.remade_values import RemadeValues
 from hetpeer.stages.block.target_hits import Predictions
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
+from hetpeer.stages.graph.parameter_reads import by_rows
 from hetpeer.stages.operators.own_operators import Pass
 
 
@@ -50,10 +51,14 @@ class Block:
         device: torch.device,
         programs: dict[tuple[int, bool], Prepared] | None = None,
         cast: Collection[str] = (),
+        *,
+        rows: bool = False,
     ) -> None:
-        """`cast`: names of parameters that come in bfloat16 already (graph/cast_parameters.py)."""
+        """`cast`: names of parameters that come in bfloat16 already; `rows`: tables of embeddings have sparse
+        gradients (graph/parameter_reads.py).
+        """
         self.spec = spec
-        self._cast = cast
+        self._cast, self._rows = cast, rows
         self._buffers = buffers
         self._device = device
         self._owned: dict[str, Tensor] = {}
@@ -73,7 +78,14 @@ class Block:
     def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
         """The same block bound to other tensors; its prepared programs are shared."""
         return Block(
-            self.spec, parameters, self._buffers, statistics, self._device, self._programs, self._cast
+            self.spec,
+            parameters,
+            self._buffers,
+            statistics,
+            self._device,
+            self._programs,
+            self._cast,
+            rows=self._rows,
         )
 
     def __repr__(self) -> str:
@@ -141,7 +153,8 @@ class Block:
             spec = self.spec.at(batch)
             predictions = Predictions.of(spec) if evaluates else None
             kept = {*spec.outputs, *(predictions.names if predictions else ())}
-            program = Program(spec.nodes, kept, self._device)
+            nodes = by_rows(spec) if self._rows else spec.nodes
+            program = Program(nodes, kept, self._device)
             self._programs[batch, evaluates] = Prepared(spec, program, predictions)
         return self._programs[batch, evaluates]
 

@@ -2,6 +2,7 @@
 
 DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
 BATCH_NORM = "hetpeer.batch_norm"
+EMBEDDING = "aten.embedding.default"
 PRODUCTS = frozenset(
     {
         "aten.addmm.default",

@@ -90,7 +90,7 @@ def footprint(specs: Sequence[BlockSpec]) -> Footprint:
                 {name: empty(tensor, CPU) for name, tensor in kind.items()}
                 for kind in (spec.parameter_specs, spec.buffer_specs, spec.statistic_specs)
             )
-            blocks.append(Block(spec, parameters, buffers, statistics, CPU))
+            blocks.append(Block(spec, parameters, buffers, statistics, CPU, rows=True))
             owned += [*parameters.values(), *buffers.values(), *statistics.values()]
         with LiveBytes(owned) as live:
             inputs, outputs = _forward(blocks, live)
@@ -134,7 +134,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     def add(self, tensors: Iterable[Any]) -> None:
         """Count tensors that no operator made while this was active."""
         for tensor in tensors:
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_sparse:  # a sparse one is made of two that count
                 self._count(tensor, tensor.untyped_storage().nbytes())
 
     def _count(self, tensor: Tensor, nbytes: int) -> None:

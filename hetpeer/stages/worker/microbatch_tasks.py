@@ -220,6 +220,8 @@ class _Difference(NamedTuple):
         apart = length = 0.0
         for one, other in pairs:
             if one is not None and other is not None:
+                if one.is_sparse:
+                    one, other = one.coalesce().values(), other.coalesce().values()  # noqa: PLW2901 - the same rows
                 exact = one.detach().double()
                 apart += float((exact - other.detach()).square_().sum())
                 length += float(exact.square_().sum())

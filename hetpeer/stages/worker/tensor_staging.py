@@ -235,5 +235,6 @@ class Staging:
 def refuse_not_finite(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise NotFiniteError for the first tensor with a NaN or an infinity."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not is_finite(tensor.detach()):
+        values = tensor._values() if tensor.is_sparse else tensor  # noqa: SLF001 (coalescing would add them up)
+        if values.is_floating_point() and not is_finite(values.detach()):
             raise NotFiniteError(f"{where}: {name!r}")

@@ -20,7 +20,7 @@ from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
 from hetpeer.stages.block.exact_scalars import float32
 from hetpeer.stages.block.parameter_groups import BlockRules
 from hetpeer.stages.graph.block_spec import BlockSpec
-from hetpeer.stages.graph.cast_parameters import cast_parameters
+from hetpeer.stages.graph.parameter_reads import cast_parameters
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.holding.block_slots import BlockSlots

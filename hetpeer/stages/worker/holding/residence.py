@@ -68,9 +68,25 @@ class Residence:
 
     def land(self, part: torch.Tensor, place: torch.Tensor, *, add: bool) -> None:
         """Copy a gradient, on the device, to its place in a sum, or add it there."""
-        if self.apart:
+        if part.is_sparse:
+            if not add:
+                place.zero_()
+            place.index_add_(0, *(tensor.to(place.device) for tensor in summed_rows(part)))
+        elif self.apart:
             (self.copier.add if add else self.copier.down)(part, place)
         elif add:
             place.add_(part)
         else:
             place.copy_(part)
+
+
+def summed_rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows in order, their gradients) of a table's sparse gradient, in main memory.
+
+    A row that is named several times is summed in the order of the tokens, as torch's dense backward does it
+    on a processor, whatever the device. A row that is not named would have +0.0 added, which changes no bit:
+    such sums begin at +0.0 and never come to -0.0.
+    """
+    indices, values = gradient._indices()[0].cpu(), gradient._values().cpu()  # noqa: SLF001 (coalescing adds up)
+    rows, place = torch.unique(indices, return_inverse=True)
+    return rows, torch.zeros(len(rows), *values.shape[1:]).index_add_(0, place, values)

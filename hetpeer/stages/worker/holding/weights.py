@@ -98,7 +98,7 @@ class Weights:
         """
         spec, flats = layout.spec, layout.new(vector, device, copy=copy)
         own = layout.views(flats, spec.parameter_specs), layout.views(flats, spec.statistic_specs)
-        return cls(layout, flats, Block(spec, own[0], buffers, own[1], device, cast=layout.cast))
+        return cls(layout, flats, Block(spec, own[0], buffers, own[1], device, cast=layout.cast, rows=True))
 
     @property
     def vector(self) -> Tensor:
