@@ -16,7 +16,7 @@ from hetpeer.averaging.optim.learning_rate import PIECES, factor, knots_of
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block import exact_numerics, exact_scalars
-from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
+from hetpeer.stages.block.exact_numerics import first_not_finite, is_finite, squared_norm
 from tests.amounts import examples
 
 SETTINGS = {"name": "AdamW", "betas": (0.9, 0.95), "eps": 1e-8, "learning_rate": 3e-3, "weight_decay": 0.1}
@@ -242,6 +242,12 @@ def test_one_bad_value_is_found_anywhere(bad):
         assert not is_finite(flat)
         assert not math.isfinite(squared_norm(flat))
     assert is_finite(torch.empty(0))
+    others = [torch.ones(3), torch.empty(0), torch.ones(2, dtype=torch.bfloat16)]
+    large = torch.tensor([1e300], dtype=torch.float64)
+    found = torch.tensor([0.0, bad], dtype=torch.bfloat16, requires_grad=True)
+    assert first_not_finite([*others, large]) is None
+    assert first_not_finite([*others, found, large, found]) == 3
+    assert first_not_finite([]) is None
     assert math.isfinite(squared_norm(torch.full((1000,), 3.4e38)))
 
 

@@ -150,7 +150,7 @@ class Holder:
         )
         return outputs, done.loss, data
 
-    async def backward(self, task, slot, gradients=None, *, weight=1.0, fold=None):
+    async def backward(self, task, slot, gradients=None, *, weight=1.0, fold=None, weigh=False):
         """Returns the extents of the input gradients."""
         back = self.room({name: spec for name, spec in self.blocks[0].inputs.items() if spec.grad})
         await self.submit(
@@ -162,6 +162,7 @@ class Holder:
                 weight=weight,
                 slot=slot,
                 fold=tuple(range(self.begin, self.end)) if fold is None else fold,
+                weigh=weigh,
             )
         )
         return back

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpeer.stages.block.fingerprint import fingerprint, unpack
 from hetpeer.stages.graph.block_spec import OperatorCall
@@ -159,6 +161,46 @@ async def test_a_bad_number_from_a_peer_is_named_and_changes_no_slot(engine, are
     with refused("HP-NUM-001", "task d, gradient of block 1: .* is not finite"):
         await back.backward("d", 0, huge)
     assert np.array_equal(back.floats(await back.export(back.blocks[0], 0)), before)
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operators that wait for a device, and hand a number to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+async def test_a_microbatch_does_not_wait_for_the_device_once_for_each_tensor(engine, arena, weigh):
+    middle = Holder(submitter(engine), arena, tiny_blocks()[1:2])
+    await middle.load(MODEL)
+    (name, spec), *_ = middle.blocks[0].inputs.items()
+    assert len(middle.blocks[0].parameters) > 5
+    given = middle.put(np.full(spec.at(2).count, 0.1, np.float32))
+    with Waits() as waits:
+        outputs, _, _ = await middle.forward("a", 0, {name: given})
+        seeds = {n: middle.put(np.ones(e.nbytes // 4, np.float32)) for n, e in outputs.items()}
+        await middle.backward("a", 0, seeds, weigh=weigh)
+    assert waits.count == 0
+
+
+async def test_of_several_bad_gradients_the_last_blocks_is_named_and_no_block_is_folded(engine, arena):
+    pair = Holder(submitter(engine), arena, tiny_blocks()[1:3])
+    await pair.load(MODEL)
+    (name, spec), *_ = pair.blocks[0].inputs.items()
+    good = pair.put(np.full(spec.at(2).count, 0.1, np.float32))
+    outputs, _, _ = await pair.forward("a", 0, {name: good})
+    huge = {n: pair.put(np.full(e.nbytes // 4, 3e38, np.float32)) for n, e in outputs.items()}
+    with refused("HP-NUM-001", "task a, gradient of block 2: .* is not finite"):
+        await pair.backward("a", 0, huge)
+    for block in pair.blocks:
+        with refused("HP-WORK-001", f"block {block.index} has no slot 0"):
+            await pair.export(block, 0)
 
 
 async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):

@@ -137,11 +137,11 @@ class OneMachine:
         try:
             passes, _ = self._forward(step, work, microbatch)
             for one in passes:
-                refuse_not_finite("output", one.outputs)
+                refuse_not_finite({"output": one.outputs})
             weights = self._plan.training_weights(work["batch"])
             for back, gradients in self._backward(passes, share(weights, microbatch)):
-                refuse_not_finite("gradient", {n: part for n, part in gradients.items() if part is not None})
-                refuse_not_finite("gradient of input", back)
+                given = {n: part for n, part in gradients.items() if part is not None}
+                refuse_not_finite({"gradient": given, "gradient of input": back})
         except (ProtocolError, NotFiniteError):
             return False
         return True

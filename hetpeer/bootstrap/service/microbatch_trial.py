@@ -72,7 +72,7 @@ class MicrobatchTrial:
             with torch.no_grad():
                 leaving = self._block(index).block.forward(entering[-1], data, size, Pass(draw))
             named = {"loss" if name == spec.loss else name: tensor for name, tensor in leaving.items()}
-            refuse_not_finite(f"block {index}", named)
+            refuse_not_finite({f"block {index}": named})
             entering.append(leaving)
         return entering[:-1]
 
@@ -96,7 +96,7 @@ class MicrobatchTrial:
             found = backpropagate(list(roots.values()), leaves, given)
             names = (*(f"gradient of input {name}" for name in behind), *weights.parameters)
             gradients = {n: g for n, g in zip(names, found, strict=True) if g is not None}
-            refuse_not_finite(f"gradient of block {index}", gradients)
+            refuse_not_finite({f"gradient of block {index}": gradients})
             seeds = {
                 name: torch.zeros_like(inputs[name]) if gradient is None else gradient
                 for name, gradient in zip(behind, found, strict=False)

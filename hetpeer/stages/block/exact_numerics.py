@@ -8,6 +8,7 @@ machine gets equal bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -34,8 +35,17 @@ def squared_norm(flat: torch.Tensor) -> float:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite: one pass, no temporaries. An empty tensor is finite."""
-    if tensor.numel() == 0:
-        return True
-    low, high = torch.aminmax(tensor)
-    return math.isfinite(float(low)) and math.isfinite(float(high))
+    """Whether no element is NaN or infinite. An empty tensor is finite."""
+    return first_not_finite([tensor]) is None
+
+
+@torch.no_grad()
+def first_not_finite(tensors: Sequence[torch.Tensor]) -> int | None:
+    """Index of the first tensor with a NaN or an infinity; None if all are finite.
+
+    One pass over each, no temporaries. All are looked at on their device, and it is waited for once.
+    """
+    looked = [at for at, tensor in enumerate(tensors) if tensor.numel()]
+    extremes = [extreme for at in looked for extreme in torch.aminmax(tensors[at])]  # NaN is both of them
+    numbers = torch.stack(extremes).tolist() if extremes else []
+    return next((looked[n // 2] for n, number in enumerate(numbers) if not math.isfinite(number)), None)

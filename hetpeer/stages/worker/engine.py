@@ -194,7 +194,7 @@ class Engine(Executor):
         """The block, and the vector to update it with, where updates run."""
         held = self._held(block)
         vector = self._staging.floats(extent, held.spec.vector_count)
-        refuse_not_finite(f"block {block}", {name: vector})
+        refuse_not_finite({f"block {block}": {name: vector}})
         return held, vector if held.residence.apart else self._staging.up(vector)
 
     @contextmanager

@@ -100,8 +100,7 @@ class MicrobatchTasks:
             raise CommandError(f"{where} runs no block")
         first, last = (weights[at].block.sized(command.batch) for at in (0, -1))
         here = Pass(command.draw if command.train else None)
-        inputs = self._staging.read(f"{where}, input", first.inputs, command.inputs)
-        refuse_not_finite(f"{where}, input", inputs)
+        inputs = self._staging.read_finite(f"{where}, input", first.inputs, command.inputs)
         data_specs = {
             name: spec for one in weights for name, spec in one.block.sized(command.batch).data.items()
         }
@@ -110,9 +109,9 @@ class MicrobatchTasks:
         outputs = passes[-1].outputs
         loss = None if last.loss is None else outputs[last.loss]
         specs = {name: spec for name, spec in last.outputs.items() if name != last.loss}
+        seen = {f"{where}, output": {name: outputs[name] for name in specs}}
+        refuse_not_finite(seen if loss is None else {**seen, where: {"loss": loss}})
         self._staging.write(f"{where}, output", specs, command.outputs, outputs)
-        if loss is not None:
-            refuse_not_finite(where, {"loss": loss})
         if command.train:
             self._tasks[command.step, command.task] = _Task(
                 passes=passes,
@@ -139,15 +138,17 @@ class MicrobatchTasks:
         seeds = back = self._seeds(where, task, command)
         for one in reversed(task.passes):
             block = one.held.spec.index
-            back, parts = backpropagate_block(one, back, parameters=block in command.fold)
-            given = {name: part for name, part in parts.items() if part is not None}
-            refuse_not_finite(f"{where}, gradient of block {block}", given)
-            gradients[block] = parts
+            back, gradients[block] = backpropagate_block(one, back, parameters=block in command.fold)
+        if task.sparse:
+            back = {name: part.where(task.inputs[name] != 0, 0.0) for name, part in back.items()}
+        seen = {
+            f"{where}, gradient of block {block}": {n: part for n, part in parts.items() if part is not None}
+            for block, parts in gradients.items()
+        }
+        refuse_not_finite({**seen, f"{where}, gradient of input": back})
         rooms = [
             held.room(command.step, command.slot) for held in folded
         ]  # the last step that may fail for lack of memory
-        if task.sparse:
-            back = {name: part.where(task.inputs[name] != 0, 0.0) for name, part in back.items()}
         specs = _with_gradient(task.first.inputs)
         self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, back)
         for held, room in zip(folded, rooms, strict=True):
@@ -162,9 +163,7 @@ class MicrobatchTasks:
         if last.spec.loss is not None:
             return {last.spec.loss: torch.full_like(last.outputs[last.spec.loss], command.weight)}
         specs = _with_gradient(last.spec.outputs)
-        given = self._staging.read(f"{where}, gradient of output", specs, command.output_gradients)
-        refuse_not_finite(f"{where}, gradient of output", given)
-        return given
+        return self._staging.read_finite(f"{where}, gradient of output", specs, command.output_gradients)
 
     def drop(self, command: c.DropTask) -> r.Done:
         """Forget one graph."""
@@ -181,7 +180,7 @@ def measure_rounding(
     """
     held = [one.held for one in task.passes]
     again: Mapping[str, Tensor] = seeds
-    sums: list[_Difference] = []
+    squares: list[_Squares] = []
     try:
         with RoundedOnce():  # type: ignore[no-untyped-call]
             exact = run_blocks(
@@ -190,14 +189,14 @@ def measure_rounding(
             for one in reversed(exact):
                 again, parts = backpropagate_block(one, again, parameters=True)
                 own = gradients[one.spec.index]
-                sums.append(_Difference.of((part, parts[name]) for name, part in own.items()))
+                squares.append(_squares((part, parts[name]) for name, part in own.items()))
     except (ProtocolError, torch.OutOfMemoryError):
         return UNMEASURED
     last = task.passes[-1]
     left = [name for name in _with_gradient(last.spec.outputs) if name != last.spec.loss]
-    output = _Difference.of((last.outputs[name], exact[-1].outputs[name]) for name in left)
-    gradient = _Difference.of((part, again[name]) for name, part in back.items())
-    found = (output, gradient, *sums)
+    squares.append(_squares((last.outputs[name], exact[-1].outputs[name]) for name in left))
+    squares.append(_squares((part, again[name]) for name, part in back.items()))
+    *sums, output, gradient = found = _Difference.of(squares)
     if not all(math.isfinite(one.apart) for one in found):
         return UNMEASURED
     return Rounding(
@@ -208,6 +207,24 @@ def measure_rounding(
     )
 
 
+_Squares = list[tuple[Tensor, Tensor]]
+"""Squared norms (float64 scalars on the device) of the differences of pairs of tensors, and of the first of
+each pair.
+"""
+
+
+def _squares(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> _Squares:
+    """Compare tensors pair by pair; None is a tensor of zeros, in both."""
+    found = []
+    for one, other in pairs:
+        if one is not None and other is not None:
+            if one.is_sparse:
+                one, other = one.coalesce().values(), other.coalesce().values()  # noqa: PLW2901 - the same rows
+            exact = one.detach().double()
+            found.append(((exact - other.detach()).square_().sum(), exact.square_().sum()))
+    return found
+
+
 class _Difference(NamedTuple):
     """2-norms of a difference of two lists of tensors, and of the first list."""
 
@@ -215,17 +232,18 @@ class _Difference(NamedTuple):
     length: float
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> _Difference:
-        """Compare tensors pair by pair; None is a tensor of zeros, in both."""
-        apart = length = 0.0
-        for one, other in pairs:
-            if one is not None and other is not None:
-                if one.is_sparse:
-                    one, other = one.coalesce().values(), other.coalesce().values()  # noqa: PLW2901 - the same rows
-                exact = one.detach().double()
-                apart += float((exact - other.detach()).square_().sum())
-                length += float(exact.square_().sum())
-        return cls(math.sqrt(apart), math.sqrt(length))
+    def of(cls, lists: Sequence[_Squares]) -> list[_Difference]:
+        """The differences of so many pairs of lists; the device is waited for once."""
+        scalars = [scalar for squares in lists for pair in squares for scalar in pair]
+        numbers = iter(torch.stack(scalars).tolist() if scalars else ())
+        found = []
+        for squares in lists:
+            apart = length = 0.0
+            for _ in squares:
+                apart += next(numbers)
+                length += next(numbers)
+            found.append(cls(math.sqrt(apart), math.sqrt(length)))
+        return found
 
     @property
     def relative(self) -> float:

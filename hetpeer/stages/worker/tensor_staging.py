@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.stages.block.exact_numerics import is_finite
+from hetpeer.stages.block.exact_numerics import first_not_finite
 from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.ipc.arena import Extent, SharedMemory
@@ -178,6 +178,14 @@ class Staging:
         """The tensors of `specs`, on the device. Raises CommandError if names or sizes differ."""
         return {name: self.copier.up(place) for name, place in self._places(where, specs, extents).items()}
 
+    def read_finite(
+        self, where: str, specs: Mapping[str, TensorSpec], extents: Mapping[str, Extent]
+    ) -> dict[str, torch.Tensor]:
+        """As `read`; also raises NotFiniteError. They are looked at in the arena: no device is waited for."""
+        places = self._places(where, specs, extents)
+        refuse_not_finite({where: places})
+        return {name: self.copier.up(place) for name, place in places.items()}
+
     def write(
         self,
         where: str,
@@ -185,10 +193,10 @@ class Staging:
         extents: Mapping[str, Extent],
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
-        """Copy `tensors` into their extents. Raises CommandError or NotFiniteError, writing nothing."""
-        places = self._places(where, specs, extents)
-        refuse_not_finite(where, tensors)
-        for name, place in places.items():
+        """Copy `tensors` into their extents; the caller has looked at them. Raises CommandError, writing
+        nothing.
+        """
+        for name, place in self._places(where, specs, extents).items():
             self.copier.down(tensors[name].detach(), place)
 
     def floats(self, extent: Extent, elements: int) -> torch.Tensor:
@@ -232,9 +240,23 @@ class Staging:
         return places
 
 
-def refuse_not_finite(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise NotFiniteError for the first tensor with a NaN or an infinity."""
-    for name, tensor in tensors.items():
-        values = tensor._values() if tensor.is_sparse else tensor  # noqa: SLF001 (coalescing would add them up)
-        if values.is_floating_point() and not is_finite(values.detach()):
-            raise NotFiniteError(f"{where}: {name!r}")
+def refuse_not_finite(groups: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Raise NotFiniteError for the first tensor with a NaN or an infinity. A device is waited for once.
+
+    `groups`: where tensors are, in words → tensors by name.
+    """
+    named = [
+        (where, name, tensor)
+        for where, tensors in groups.items()
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    ]
+    bad = first_not_finite(
+        [
+            tensor._values() if tensor.is_sparse else tensor  # noqa: SLF001 (coalescing would add them up)
+            for _, _, tensor in named
+        ]
+    )
+    if bad is not None:
+        where, name, _ = named[bad]
+        raise NotFiniteError(f"{where}: {name!r}")
