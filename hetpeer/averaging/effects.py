@@ -190,6 +190,22 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectSlot:
+    """Inspect our `slot` where it lies → `inspected`: it is the sum of `block`, which we alone hold."""
+
+    plan: int
+    block: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSum:
+    """A block's sum that lies in our slot of this number, and nowhere else."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Inspection of one shard: the digest of its bits, and whether all its elements are finite."""
 
@@ -199,7 +215,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate:
-    """Run the optimizer on `block` with `gradient`·`coefficient` → `Member.applied`.
+    """Run the optimizer on `block` with `gradient`·`coefficient` → `Member.applied`; an `SlotSum` is used up.
 
     The block is one of `workers` replicas that will be averaged. `plan` reduced the gradient. Versions from
     `needed` on are kept: other steps are computed with them.
@@ -207,7 +223,7 @@ class ApplyUpdate:
 
     block: int
     plan: int
-    gradient: Handle
+    gradient: Handle | SlotSum
     coefficient: float
     needed: int
     workers: int
@@ -302,6 +318,7 @@ StepEffect = (
     | SendResult
     | ShareUplink
     | Inspect
+    | InspectSlot
     | ApplyUpdate
     | ShowMarks
     | ProveSums

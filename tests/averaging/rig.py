@@ -20,9 +20,9 @@ def place(begin=0, end=2, cluster=0):
     return m.Place(cluster=cluster, begin=begin, end=end, memory_bytes=1, flops=1.0, holders=0, open=True)
 
 
-def new_member():
+def new_member(*, fingerprints=False):
     hello = m.Hello(run="run", incarnation=7)
-    member = Member(ME, hello, ModelShape(sizes={0: 10, 1: 20}, slot_capacity=2))
+    member = Member(ME, hello, ModelShape({0: 10, 1: 20}, slot_capacity=2, fingerprints=fingerprints))
     member.connected()
     return member
 
@@ -75,24 +75,23 @@ def loss_made(member):
 def reduced(member):
     """All of plan 1 up to our vote; returns the vote."""
     effects = member.receive(plan())
-    for effect in [x.effect for x in effects if isinstance(x, InStep)]:
-        at = Origin(ME, 7, STEP, 1)
-        for summing in member.work.part(
-            at, effect.shard.block, effect.shard.index, f"part {effect.shard.block}"
-        ):
-            shard = summing.effect.shard
-            member.work.summed(STEP, shard, f"sum {shard.block}")
-            member.work.result(at, shard.block, shard.index, f"result {shard.block}", shard.length)
-    told = []
-    for block in (0, 1):
+    told, at = [], Origin(ME, 7, STEP, 1)
+    for work in [x.effect for x in effects if isinstance(x, InStep)]:
+        if isinstance(work, e.InspectSlot):
+            block, total = work.block, e.SlotSum(work.slot)
+        else:
+            block, total = work.shard.block, f"gradient {work.shard.block}"
+            (summing,) = member.work.part(at, block, work.shard.index, f"part {block}")
+            member.work.summed(STEP, summing.effect.shard, f"sum {block}")
+            member.work.result(at, block, work.shard.index, f"result {block}", work.shard.length)
         vote = m.BlockVote(block=block, digest=f"gradient {block}", squared_norm=1.0, finite=True)
-        told += member.work.inspected(STEP, 1, vote, f"gradient {block}")
+        told += member.work.inspected(STEP, 1, vote, total)
     return told[0].message
 
 
-def member_in(phase):
+def member_in(phase, **shape):
     """A member in `phase`: on LINE, and from READY on at version STEP.number."""
-    member = new_member()
+    member = new_member(**shape)
     stages = [
         (Phase.JOINING, lambda: member.receive(welcome())),
         (Phase.PREPARING, lambda: member.receive(m.Granted(line=LINE, begin=0, end=2))),

@@ -3,11 +3,23 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts
+from hetpeer.averaging.effects import (
+    COPY,
+    STATE,
+    Inspect,
+    InspectSlot,
+    Look,
+    SendPart,
+    SendResult,
+    Shard,
+    SlotSum,
+    SumParts,
+)
 from hetpeer.averaging.reduce.holder_reduce import NEWS, Reduction
 from hetpeer.averaging.reduce.reduce_shards import (
     AT_ONCE,
@@ -19,6 +31,7 @@ from hetpeer.averaging.reduce.reduce_shards import (
     shards_of,
 )
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
+from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.pipeline.effects import Release
 
 SIZES = {0: 10, 1: 7}
@@ -100,6 +113,63 @@ def test_a_holder_sends_its_slot_only_if_it_holds_exactly_what_is_named():
     assert reduction().start(4, {0: frozenset({0})}) == []
     assert reduction().start(None, {}) == []
     assert reduction("c").start(4, {0: frozenset({0, 1})}) == []
+
+
+ALONE = cover(slots=(("a", (0, 1)),), reducers=(("a", 1),), receivers=("a",))
+IDS = {0: frozenset({0, 1})}
+VOTE = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
+
+
+def alone(covers=(ALONE,), ties=(), slot=4, fingerprints=False, **plan):
+    """Effects of a plan at a holder whose slot has all ids of block 0."""
+    order = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=covers, **plan)
+    core = Reduction("a", order, SIZES, Ties(ties), fingerprints=fingerprints)
+    return core, core.start(slot, IDS)
+
+
+def test_a_slot_that_is_the_whole_sum_is_inspected_where_it_lies():
+    core, effects = alone()
+    assert effects == [InspectSlot(3, 0, 4)]
+    core.inspected(VOTE, SlotSum(4))
+    assert (core.complete, core.gradient(0)) == (True, SlotSum(4))
+    assert core.abandon() == [], "there is nothing to release"
+    assert core.sums([0]) == {}, "nobody gave us a sum of it"
+    assert alone()[0].start(4, {0: frozenset({0})}) == [], "other ids than named"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"covers": (ALONE.model_copy(update={"receivers": ("a", "b")}),)},
+        {"covers": (ALONE.model_copy(update={"receivers": ("b",)}),)},
+        {"covers": (ALONE.model_copy(update={"observers": ("b",)}),)},
+        {"covers": (ALONE.model_copy(update={"slots": (("a", (0, 1)), ("b", (2,)))}),)},
+        {"covers": (ALONE.model_copy(update={"reducers": (("a", 1), ("b", 1))}),)},
+        {"ties": (Tie(uses=((0, 0, 4), (1, 0, 4))),)},
+        {"closely": (0,)},
+        {"marks": (m.Mark(block=0, begin=0, end=1, key=bytes(KEY_BYTES)),)},
+        {"fingerprints": True},
+        {"slot": STATE},
+        {"slot": COPY},
+    ],
+)
+def test_a_sum_that_concerns_others_is_sent_as_parts(more):
+    _, effects = alone(**more)
+    assert effects
+    assert {type(effect) for effect in effects} == {SendPart}
+
+
+def test_a_slot_that_changes_is_no_sum_any_more():
+    core, _ = alone()
+    core.slot_changed(0, 5)
+    core.slot_changed(1, 4)
+    core.inspected(VOTE, SlotSum(4))
+    assert core.matches({0: "d"}, [0]), "another slot, and another block"
+    core.slot_changed(0, 4)
+    assert not core.complete
+    assert not core.matches({0: "d"}, [0])
+    core.inspected(VOTE, SlotSum(4))
+    assert not core.complete, "it was inspected before the change"
 
 
 def test_parts_are_a_set_summed_in_the_order_of_the_cover():

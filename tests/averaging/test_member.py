@@ -187,7 +187,7 @@ def test_a_life_from_the_handshake_to_the_second_step():
     vote = reduced(member)
     assert [b.digest for b in vote.blocks] == ["gradient 0", "gradient 1"]
     applying = member.receive(commit())
-    assert [(x.effect.block, x.effect.gradient) for x in applying] == [(0, "gradient 0"), (1, "gradient 1")]
+    assert [(x.effect.block, x.effect.gradient) for x in applying] == [(0, e.SlotSum(0)), (1, e.SlotSum(0))]
     assert member.receive(begin(step=4)) == []
     assert member.applied(STEP, 0, "next 0") == []
     effects = member.applied(STEP, 1, "next 1")
@@ -275,7 +275,7 @@ def test_a_part_of_an_older_plan_is_released():
 
 
 def test_who_has_voted_says_what_it_has_sent_and_got_of_its_own_blocks_under_the_latest_plan():
-    member = member_in(Phase.REDUCING)
+    member = member_in(Phase.REDUCING, fingerprints=True)
     (proved,) = member.receive(MESSAGES["prove"])
     assert proved.effect.slots == {0: 0, 1: 0}
     assert {block: [handle for _, handle in own] for block, own in proved.effect.sums.items()} == {
@@ -285,6 +285,24 @@ def test_who_has_voted_says_what_it_has_sent_and_got_of_its_own_blocks_under_the
     assert member.receive(MESSAGES["prove"].model_copy(update={"plan": 0})) == []
     member.receive(plan(number=2))
     assert member.receive(MESSAGES["prove"].model_copy(update={"plan": 2})) == [], "it has not voted"
+
+
+@pytest.mark.parametrize("taken", [(), (1,)], ids=["nothing", "block 1"])
+def test_a_sum_that_lies_in_a_slot_is_not_applied_once_the_slot_has_changed(taken):
+    """No coordinator takes away ids that it has planned with; if one did, we would ask for the state."""
+    member = member_in(Phase.REDUCING)
+    member.receive(m.Evict(line=LINE, step=STEP.number, blocks=taken))
+    effects = member.receive(commit())
+    assert names(effects) == ("EndStep, Tell prepared" if taken else "ApplyUpdate, ApplyUpdate")
+
+
+def test_an_inspection_of_a_slot_that_comes_late_is_of_no_use():
+    member = member_in(Phase.REDUCING)
+    vote = m.BlockVote(block=0, digest="gradient 0", squared_norm=1.0, finite=True)
+    member.receive(plan(number=2))
+    assert member.work.inspected(STEP, 1, vote, e.SlotSum(0)) == [], "of another plan"
+    member.receive(m.RolledBack(line=NEW, version=0, why="lost"))
+    assert member.work.inspected(STEP, 2, vote, e.SlotSum(0)) == [], "of a step that is over"
 
 
 def test_a_route_that_is_not_ours_is_refused():

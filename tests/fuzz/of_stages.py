@@ -285,6 +285,8 @@ COMMANDS = [
     v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),)),
     v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),), groups=(((0, 4),), ((4, 16),))),
     v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),), pieces=(EXTENT,)),
+    v.InspectSlot(step=1, block=0, slot=1, normed=((0, 16),), groups=(((0, 4),), ((4, 16),))),
+    v.Apply(block=0, slot=1, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
     v.Apply(block=0, gradient=EXTENT, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
     v.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
     c.DumpState(block=0, extent=EXTENT),

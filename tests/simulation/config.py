@@ -53,7 +53,8 @@ class HistoryConfig(SwarmConfig):
     """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
 
     def member(self, numerics: Symbols) -> ModelShape:
-        return replace(SwarmConfig.member(self, numerics), ties=Ties(self.ties))
+        checked = self.check_share > 0
+        return replace(SwarmConfig.member(self, numerics), ties=Ties(self.ties), fingerprints=checked)
 
     def coordinator(self, numerics: Symbols) -> CoordinatorConfig:
         ties = Ties(self.ties)

@@ -105,5 +105,5 @@ def shifted(covers, sizes, original=work_in):
 )
 def test_credit_that_is_wrong_is_caught_three_times(wrong):
     with wrong():
-        broken = (seed for seed in range(20) if simulate(seed, Coverage(), faults=FAULTS).caught)
+        broken = (seed for seed in range(40) if simulate(seed, Coverage(), faults=FAULTS).caught)
         assert len(list(islice(broken, 3))) == 3

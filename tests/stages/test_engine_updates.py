@@ -1,6 +1,7 @@
 """The engine without a process: states, their updates and averages, and the versions that are kept."""
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import torch
@@ -59,6 +60,66 @@ async def test_apply_refuses_bad_numbers_and_ends_the_step(holder):
     await holder.apply(spec, await holder.export(spec, 0), 1.0)
     with refused("HP-WORK-001", "block 0 has no slot 0"):
         await holder.export(spec, 0)
+
+
+async def test_a_slot_is_inspected_and_applied_where_it_lies_with_the_same_bits(holder, arena):
+    """As its copy in the arena would be, and nothing of it is ever in the arena."""
+    copied = Holder(submitter(cpu_engine(arena)), arena, holder.blocks)
+    await copied.load(MODEL)
+    for one in (holder, copied):
+        for number in (1, 2):
+            await backward(one, number, slot=0)
+    for spec in holder.blocks:
+        size = spec.parameter_count
+        ranges = {"normed": ((0, size),), "groups": (((0, size // 2),), ((size // 2, size),))}
+        copy = await copied.export(spec, 0)
+        expected = await copied.submit(v.InspectVector(extent=copy, elements=size, **ranges))
+        used = arena.used
+        seen = await holder.submit(v.InspectSlot(step=0, block=spec.index, slot=0, **ranges))
+        assert dataclasses.replace(seen, seconds=expected.seconds) == expected
+        applied = await holder.submit(slot_update(spec))
+        assert (await copied.apply(spec, copy, 0.5)).digest == applied.digest
+        assert arena.used == used
+
+
+async def test_only_a_slot_that_is_as_inspected_is_applied(holder):
+    spec, last = holder.blocks[0], holder.blocks[-1]
+    before = await holder.state(0)
+    look = v.InspectSlot(step=0, block=0, slot=0, normed=())
+    for changed in (
+        lambda: backward(holder, 2, slot=0),
+        lambda: holder.merge(1, 0),
+        lambda: holder.submit(c.DropSlot(step=0, block=0, slot=0)),
+    ):
+        await backward(holder, 1, slot=0)
+        await backward(holder, 3, slot=1)
+        await holder.submit(look)
+        await changed()
+        with refused("HP-WORK-001", "slot 0 of step 0 at block 0 is not as inspected"):
+            await holder.submit(slot_update(spec))
+    assert await holder.state(0) == before
+    await backward(holder, 1, slot=0)
+    await holder.submit(look)
+    await backward(holder, 2, slot=7)
+    await holder.merge(7, 6)
+    assert (await holder.submit(slot_update(spec))).version == 1, "other slots may change"
+    with refused("HP-WORK-001", f"slot 0 of step 0 at block {last.index} is not as inspected"):
+        await holder.submit(slot_update(last))
+
+
+async def test_a_slot_that_is_not_finite_is_not_applied(holder, engine):
+    await backward(holder, 1, slot=0)
+    engine._blocks[0].slot(0, 0).whole()[0] = np.inf
+    seen = await holder.submit(v.InspectSlot(step=0, block=0, slot=0, normed=()))
+    assert not seen.finite
+    with refused("HP-WORK-001", "slot 0 of step 0 at block 0 is not as inspected"):
+        await holder.submit(slot_update(holder.blocks[0]))
+
+
+def slot_update(spec):
+    """Apply slot 0 of step 0."""
+    common = {"plan": 1, "batch": 0, "microbatches": 8, "needed": 1, "base": 0}
+    return v.Apply(block=spec.index, slot=0, coefficient=0.5, **common)
 
 
 async def test_an_average_replaces_the_parameters_and_leaves_the_moments(holder, arena):

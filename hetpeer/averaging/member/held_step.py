@@ -121,9 +121,14 @@ class HeldStep:
                     for effect in self.joined(one.peer, one.incarnation, (one.begin, one.end))
                 ]
             case m.Settled(slot=slot, refused=refused):
-                return self.absorb(self.pipeline.settled(slot, refused))
+                return self._with_slots(self.pipeline.settled(slot, refused))
             case m.Evict(blocks=blocks):
-                return self.absorb(self.pipeline.evict(blocks))
+                return self._with_slots(self.pipeline.evict(blocks))
+
+    def _with_slots(self, effects: Sequence[p.Effect]) -> list[Effect]:
+        """`effects` of the pipeline, which may change slots that the reduce has looked at."""
+        self.vote.slots_changed(effects)
+        return self.absorb(effects)
 
     def assign(self, tasks: Iterable[m.Task]) -> list[Effect]:
         """Microbatches whose first hop we are."""

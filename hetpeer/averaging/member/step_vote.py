@@ -24,6 +24,7 @@ from hetpeer.averaging.effects import (
     RecordApplied,
     Shard,
     ShareUplink,
+    SlotSum,
     StepEffect,
     StepId,
     Tell,
@@ -32,7 +33,7 @@ from hetpeer.averaging.reduce.holder_reduce import Reduction
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.gradient_slots import GradientSlots
+from hetpeer.stages.pipeline.gradient_slots import Drop, GradientSlots, Merge
 
 MOST_MISSED = 256
 """Peers that one `Missed` names at most, of each kind."""
@@ -53,6 +54,8 @@ class ModelShape:
     """Ids below it may be computed before the steps before theirs are committed; the others wait for that."""
     shard_length: int = LENGTH
     """Elements of a shard."""
+    fingerprints: bool = False
+    """Whether reducers fingerprint what they add up, for spot checks and proofs of sums."""
 
 
 class StepVote:
@@ -95,7 +98,10 @@ class StepVote:
         void = [] if self.reduction is None else self.reduction.abandon()
         # The copies of a tied parameter are averaged one by one: they are equal, and stay equal.
         ties = Ties() if self._averages else self._shape.ties
-        self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
+        shape = self._shape
+        self.reduction = Reduction(
+            self._me, message, shape.sizes, ties, shape.shard_length, fingerprints=shape.fingerprints
+        )
         outgoing = self.reduction.outgoing()
         shared = [ShareUplink(outgoing)] if outgoing else []
         self._slot, ids = self._sums()
@@ -150,12 +156,23 @@ class StepVote:
         objection = m.Objection(**self._named, plan=shard.plan, block=shard.block, peer=holder, why=why[:500])
         return [Tell(objection)]
 
+    def slots_changed(self, effects: Sequence[p.Effect]) -> None:
+        """Note that `effects` change slots: one that is a block's sum is so no longer."""
+        if self.reduction is None:
+            return
+        for effect in effects:
+            match effect:
+                case Merge(block, _, slot) | Drop(block, slot):
+                    self.reduction.slot_changed(block, slot)
+                case _:
+                    pass
+
     def inspected(
-        self, plan: int, vote: m.BlockVote, gradient: p.Handle, looks: Sequence[Look]
+        self, plan: int, vote: m.BlockVote, gradient: p.Handle | SlotSum, looks: Sequence[Look]
     ) -> list[Effect]:
-        """`Inspect` is done for one block; vote after the last of our blocks."""
+        """`Inspect` or `InspectSlot` is done for one block; vote after the last of our blocks."""
         if not self._is_current(plan):
-            return [p.Release(gradient)]
+            return [] if isinstance(gradient, SlotSum) else [p.Release(gradient)]
         assert self.reduction is not None
         self.reduction.inspected(vote, gradient, looks)
         if not self.reduction.complete:
@@ -203,7 +220,7 @@ class StepVote:
         """Apply the decided update; versions from `oldest` on are still computed with. Requires `matches`."""
         assert self.reduction is not None
         self.commit = commit
-        gradients = self.reduction.gradients
+        gradients = {b: self.reduction.gradient(b) for b in self._blocks}
         if self._averages:
             return self._wrap(
                 [

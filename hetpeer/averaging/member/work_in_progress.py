@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
+from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, SlotSum, StepId, Tell
 from hetpeer.averaging.member.held_step import Bundle, HeldStep
 from hetpeer.averaging.member.position import Due, EarlyTensor, EarlyTensors, Origin, Position, due_outside
 from hetpeer.stages.block.rounding import UNMEASURED, Rounding
@@ -262,11 +262,18 @@ class WorkInProgress:
         return [] if held is None else held.vote.unusable(shard, part, why)
 
     def inspected(
-        self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle, looks: Sequence[Look] = ()
+        self,
+        step: StepId,
+        plan: int,
+        vote: m.BlockVote,
+        gradient: Handle | SlotSum,
+        looks: Sequence[Look] = (),
     ) -> list[Effect]:
-        """Take the result of `Inspect`; `looks`: one for each piece, if that was asked for."""
+        """Take the result of `Inspect` or `InspectSlot`; `looks`: one for each piece, if asked for."""
         held = self.find(step)
-        return [Release(gradient)] if held is None else held.vote.inspected(plan, vote, gradient, looks)
+        if held is None:
+            return [] if isinstance(gradient, SlotSum) else [Release(gradient)]
+        return held.vote.inspected(plan, vote, gradient, looks)
 
     # ── links ───────────────────────────────────────────────────────────────────────────────────────────────
 

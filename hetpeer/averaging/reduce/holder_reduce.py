@@ -3,7 +3,8 @@
 Pure. A plan names the exact cover of each block, slot by slot. A reducer keeps parts by (block, shard,
 holder), so a repeated part changes nothing, and adds them in the plan's order: the result is exactly the
 cover or does not exist (docs/protocol.md, steps 5 and 6). Per block it is a reduce-scatter followed by an
-all-gather. A higher plan voids this one.
+all-gather. A higher plan voids this one. Where a plan names our slot alone, and nobody else gets the sum, the
+slot is the sum: it is inspected where it lies, and nothing is sent or copied.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts, TiedPiece
-from hetpeer.averaging.messages import BlockVote, Length, Plan, Received
+from hetpeer.averaging.effects import (
+    Inspect,
+    InspectSlot,
+    Look,
+    SendPart,
+    SendResult,
+    Shard,
+    SlotSum,
+    SumParts,
+    TiedPiece,
+)
+from hetpeer.averaging.messages import BlockVote, Cover, Length, Plan, Received
 from hetpeer.averaging.reduce.reduce_shards import LENGTH, in_turns, shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
@@ -22,7 +33,7 @@ from hetpeer.stages.pipeline.effects import Handle, Release
 NEWS = 4
 """Shard lengths that must arrive between two reports of progress to the coordinator."""
 
-Effect = SendPart | SumParts | SendResult | Inspect | Release
+Effect = SendPart | SumParts | SendResult | Inspect | InspectSlot | Release
 
 
 def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
@@ -46,10 +57,20 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
 
 
 class Reduction:
-    """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: shared parameters."""
+    """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: shared parameters.
+
+    `length`: elements of a shard. In a run that `fingerprints` what reducers add up, no slot is the sum.
+    """
 
     def __init__(
-        self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties, length: int = LENGTH
+        self,
+        me: str,
+        plan: Plan,
+        sizes: Mapping[int, int],
+        ties: Ties,
+        length: int = LENGTH,
+        *,
+        fingerprints: bool = False,
     ) -> None:
         self.number = plan.plan
         self._ties = ties
@@ -64,25 +85,47 @@ class Reduction:
         self._inspecting: set[int] = set()
         self._closely = frozenset(plan.closely)
         self._marks = plan.marks
+        self._fingerprints = fingerprints
+        self._in_slot: dict[int, int] = {}
+        """Block → our slot, which is its sum as long as the slot does not change."""
         self._received: list[Received] = []
         self._lengths: dict[tuple[int, str], float] = {}
         self._news, self._untold = NEWS * length, 0
         self.votes: dict[int, BlockVote] = {}
-        self.gradients: dict[int, Handle] = {}
+        self._gradients: dict[int, Handle] = {}
 
     def start(self, slot: int | None, ids: Mapping[int, frozenset[int]]) -> list[Effect]:
         """Send the shards of our accepted slot, which holds `ids` per block, to their reducers.
 
-        Nothing is sent of a block at which the plan names other ids than we hold. The plan cannot complete
-        then, and another one is made; a wrong sum would have been counted.
+        If the slot is the sum of a block, it is inspected instead. Nothing is done about a block at which the
+        plan names other ids than we hold. The plan cannot complete then, and another one is made; a wrong sum
+        would have been counted.
         """
-        return [
-            SendPart(shard, slot)
-            for block, cover in self.covers.items()
-            for holder, named in cover.slots
-            if holder == self._me and slot is not None and ids.get(block) == frozenset(named)
-            for shard in in_turns(self._shards[block])
-        ]
+        effects: list[Effect] = []
+        for block, cover in self.covers.items():
+            named = dict(cover.slots).get(self._me)
+            if slot is None or named is None or ids.get(block) != frozenset(named):
+                continue
+            if slot >= 0 and self._is_ours_alone(cover):
+                self._in_slot[block] = slot
+                effects.append(InspectSlot(self.number, block, slot))
+            else:
+                effects += [SendPart(shard, slot) for shard in in_turns(self._shards[block])]
+        return effects
+
+    def _is_ours_alone(self, cover: Cover) -> bool:
+        """Whether nobody else has a part of the block's sum, gets it, or may ask about it."""
+        me, block = self._me, cover.block
+        given = [holder for holder, _ in cover.slots] == [me] == list(cover.receivers)
+        reduced = {reducer for reducer, _ in cover.reducers} == {me}
+        shown = self._fingerprints or block in self._closely or any(one.block == block for one in self._marks)
+        return given and reduced and not (cover.observers or self._ties.of(block) or shown)
+
+    def slot_changed(self, block: int, slot: int) -> None:
+        """Our `slot` is changed or dropped at `block`: it is not the block's sum any more, nor voted on."""
+        if self._in_slot.get(block) == slot:
+            del self._in_slot[block]
+            self.votes.pop(block, None)
 
     def outgoing(self) -> Counter[str]:
         """Peer → elements that we send there under this plan, as parts and as sums."""
@@ -200,13 +243,23 @@ class Reduction:
             for partner in self._ties.partners(block)
         ]
 
-    def inspected(self, vote: BlockVote, gradient: Handle, looks: Sequence[Look] = ()) -> None:
-        """The whole gradient of a block was inspected, and each shard if asked for; see `complete`."""
+    def inspected(self, vote: BlockVote, gradient: Handle | SlotSum, looks: Sequence[Look] = ()) -> None:
+        """The whole gradient of a block was inspected, and each shard if asked for; see `complete`.
+
+        A slot that has changed meanwhile counts for nothing.
+        """
+        if not isinstance(gradient, SlotSum):
+            self._gradients[vote.block] = gradient
+        elif self._in_slot.get(vote.block) != gradient.slot:
+            return
         self.votes[vote.block] = vote
-        self.gradients[vote.block] = gradient
         if looks:
             tied = [shard for _, shards in self._tied_to(vote.block) for shard in shards]
             self._received += by_reducer(vote.block, [*self._shards[vote.block], *tied], looks)
+
+    def gradient(self, block: int) -> Handle | SlotSum:
+        """The inspected sum of `block`."""
+        return SlotSum(self._in_slot[block]) if block in self._in_slot else self._gradients[block]
 
     @property
     def received(self) -> tuple[Received, ...]:
@@ -227,11 +280,14 @@ class Reduction:
         return frozenset(b for b, cover in self.covers.items() if self._me in dict(cover.slots))
 
     def sums(self, blocks: Iterable[int]) -> dict[int, tuple[tuple[Shard, Handle], ...]]:
-        """Block → the sums that have come of it, shard by shard; only `blocks` that we hold."""
+        """Block → the sums that have come of it, shard by shard; only `blocks` that we hold.
+
+        Nothing comes of a block whose sum is our slot.
+        """
         return {
             block: tuple((shard, self._results[block][shard.index]) for shard in self._shards[block])
             for block in blocks
-            if block in self._mine
+            if block in self._mine and block not in self._in_slot
         }
 
     def missing(self) -> tuple[set[str], set[str]]:

@@ -53,6 +53,7 @@ from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.exact_operators import RoundedOnce
 from hetpeer.stages.worker.holding.held_block import HeldBlock
 from hetpeer.stages.worker.holding.residence import Residence
+from hetpeer.stages.worker.holding.stored_vector import InMemory
 from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpropagate_block, run_blocks
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
@@ -110,7 +111,7 @@ class OneMachine:
         norm = math.sqrt(math.fsum(squares))
         coefficient = clip_coefficient(norm, self._training.clip_norm)
         for held, total in zip(self._blocks, totals, strict=True):
-            held.update(total, self._update(held.spec.index, work, coefficient, oldest))
+            held.update(InMemory(total), self._update(held.spec.index, work, coefficient, oldest))
         return {
             "step": number,
             "loss": weighted_mean(losses, dict(enumerate(weights))),

@@ -215,6 +215,8 @@ class SimVolunteer:
                 worker.sum(step, effect)
             case e.Inspect():
                 worker.inspect(step, effect)
+            case e.InspectSlot():
+                worker.inspect_slot(step, effect)
             case e.ApplyUpdate():
                 worker.apply(step, effect)
             case p.CompareBundle() | e.ShowMarks() | e.ProveSums() | e.TestifyParts():

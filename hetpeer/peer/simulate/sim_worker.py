@@ -226,19 +226,40 @@ class SimWorker:
         def finish(core: Member) -> Iterable[Effect]:
             spoilt = any(value is UNUSABLE for value in arrived)
             total = UNUSABLE if spoilt else gradient()
-            digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, total)
-            vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=not spoilt)
+            vote = self._vote_on(work.block, total)
             vote, looks = self.conduct.voted(step.number, vote, list(map(look, each)))
             return core.work.inspected(step, work.plan, vote, self.boxes.new(step, total), looks)
 
         self.submit(self.besides(REDUCE_S), finish)
 
+    def inspect_slot(self, step: e.StepId, work: e.InspectSlot) -> None:
+        """`InspectSlot` → `inspected`."""
+        place = step.number, work.slot, work.block
+
+        def finish(core: Member) -> Iterable[Effect]:
+            total = self.slots[place] = self.conduct.sum_made(self.slots[place], exact=True)
+            vote = self._vote_on(work.block, total)
+            vote, looks = self.conduct.voted(step.number, vote, ())
+            return core.work.inspected(step, work.plan, vote, e.SlotSum(work.slot), looks)
+
+        self.submit(self.besides(REDUCE_S), finish)
+
+    def _vote_on(self, block: int, total: Any) -> m.BlockVote:
+        spoilt = total is UNUSABLE
+        digest, norm = ("spoilt", math.inf) if spoilt else self._numerics.inspect(block, total)
+        return m.BlockVote(block=block, digest=digest, squared_norm=norm, finite=not spoilt)
+
     def apply(self, step: e.StepId, work: e.ApplyUpdate) -> None:
-        """`ApplyUpdate` → `applied`."""
-        gradient = self.boxes.value(work.gradient)
+        """`ApplyUpdate` → `applied`. A sum in a slot is what the slot holds when the command runs."""
+        given = work.gradient
+        arrived: Any = None if isinstance(given, e.SlotSum) else self.boxes.value(given)
 
         def after(before: Any) -> Any:
-            return self._numerics.apply(before, gradient, work.coefficient)
+            if isinstance(given, e.SlotSum):
+                return self._numerics.apply(
+                    before, self.slots[step.number, given.slot, work.block], work.coefficient
+                )
+            return self._numerics.apply(before, arrived, work.coefficient)
 
         self._update(step, work.block, step.number, after, work.needed)
 

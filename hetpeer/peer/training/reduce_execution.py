@@ -16,6 +16,7 @@ from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.peer.transport.tensor_store import Answer, Tensor
 from hetpeer.stages.block.parameter_groups import group_ranges
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 
@@ -184,8 +185,7 @@ class ReduceExecution:
         tied = self._add_tied(step, work, shards)
         whole = len(shards) == 1 and not tied
         gradient = shards[0] if whole else self._join(step, shards, elements * FLOAT_BYTES)
-        spec = self._schema.specs[work.block]
-        patterns = [group.pattern for group in self._schema.training.groups]
+        norms = self._norms(work.block)
 
         async def answer() -> None:
             for use, total, summed in tied:
@@ -193,30 +193,52 @@ class ReduceExecution:
                 place = slice(use.begin * FLOAT_BYTES, use.end * FLOAT_BYTES)
                 self._store.view(gradient)[place] = self._store.view(total)
                 self._store.release(total)
-            normed = self._schema.ties.counted(work.block, spec.parameter_count)
             command = v.InspectVector(
                 extent=gradient.extent,
                 elements=elements,
-                normed=normed,
                 pieces=tuple(piece.extent for piece in pieces),
-                groups=group_ranges(spec, patterns, normed),
+                **norms,
             )
             seen = await self._posts.post(command, [gradient, *pieces])
-            if not step.group:
-                self._book.computed("inspect", seen.seconds)
-            norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
-            vote = m.BlockVote(
-                block=work.block,
-                digest=seen.digest,
-                squared_norm=norm,
-                finite=seen.finite,
-                group_squares=seen.group_squares if seen.finite else (),
-            )
-            looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
-            self._perform(self._member.work.inspected(step, work.plan, vote, gradient, looks))
+            self._seen(step, work, seen, gradient)
 
         pinned = self._store.pin([gradient, *pieces])
         return _finally(answer(), lambda: self._store.unpin(pinned))
+
+    def inspect_slot(self, step: e.StepId, work: e.InspectSlot) -> Answer:
+        """`InspectSlot` → `inspected`."""
+        block = work.block
+        command = v.InspectSlot(step=step.number, block=block, slot=work.slot, **self._norms(block))
+        posted = self._posts.post(command, ())
+
+        async def answer() -> None:
+            self._seen(step, work, await posted, e.SlotSum(work.slot))
+
+        return answer()
+
+    def _norms(self, block: int) -> dict[str, Any]:
+        """The ranges of `block` that count for its norm, and for that of each group of parameters."""
+        spec = self._schema.specs[block]
+        patterns = [group.pattern for group in self._schema.training.groups]
+        normed = self._schema.ties.counted(block, spec.parameter_count)
+        return {"normed": normed, "groups": group_ranges(spec, patterns, normed)}
+
+    def _seen(
+        self, step: e.StepId, work: e.Inspect | e.InspectSlot, seen: r.Inspected, gradient: Tensor | e.SlotSum
+    ) -> None:
+        """The worker has inspected a block's sum: tell the core."""
+        if not step.group:
+            self._book.computed("inspect", seen.seconds)
+        norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
+        vote = m.BlockVote(
+            block=work.block,
+            digest=seen.digest,
+            squared_norm=norm,
+            finite=seen.finite,
+            group_squares=seen.group_squares if seen.finite else (),
+        )
+        looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
+        self._perform(self._member.work.inspected(step, work.plan, vote, gradient, looks))
 
     def _add_tied(
         self, step: e.StepId, work: e.Inspect, own: Sequence[Tensor]
@@ -260,18 +282,17 @@ class ReduceExecution:
     def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
         """`ApplyUpdate` or `InstallAverage` → `Member.applied`."""
         command: v.Apply | v.Install
+        given = work.total if isinstance(work, e.InstallAverage) else work.gradient
+        assert isinstance(given, Tensor | e.SlotSum)
+        extent = None if isinstance(given, e.SlotSum) else given.extent
         if isinstance(work, e.InstallAverage):
-            assert isinstance(work.total, Tensor)
-            given = work.total
-            command = v.Install(
-                block=work.block, total=given.extent, coefficient=work.coefficient, plan=work.plan
-            )
+            assert extent is not None
+            command = v.Install(block=work.block, total=extent, coefficient=work.coefficient, plan=work.plan)
         else:
-            assert isinstance(work.gradient, Tensor)
-            given = work.gradient
             command = v.Apply(
                 block=work.block,
-                gradient=given.extent,
+                gradient=extent,
+                slot=given.slot if isinstance(given, e.SlotSum) else None,
                 coefficient=work.coefficient,
                 plan=work.plan,
                 needed=work.needed,
@@ -282,7 +303,7 @@ class ReduceExecution:
                 microbatches=self._schema.microbatches,
                 skipped=tuple(i for i in range(self._schema.microbatches) if i not in work.ids),
             )
-        posted = self._posts.post(command, [given])
+        posted = self._posts.post(command, [given] if isinstance(given, Tensor) else ())
 
         async def answer() -> None:
             done = await posted

@@ -136,6 +136,7 @@ class StepDriver:
                 ),
                 _on(e.ShareUplink, self._share_uplink),
                 _on(e.Inspect, reduces.inspect),
+                _on(e.InspectSlot, reduces.inspect_slot),
                 _on(e.KeepCopy, lambda _step, x: command(v.CopyBlock(block=x.block))),
                 _on(e.ApplyUpdate, self._apply),
                 _on(e.InstallAverage, self._apply),

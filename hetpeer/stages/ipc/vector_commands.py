@@ -133,16 +133,29 @@ class InspectVector(Command[Inspected], kind="inspect"):
     pieces: tuple[Extent, ...] = ()
 
 
+class InspectSlot(Command[Inspected], kind="inspect_slot"):
+    """The same of a step's slot where it lies; `Apply` may name it then, as long as it does not change."""
+
+    step: Count
+    block: Count
+    slot: Count
+    normed: tuple[tuple[Count, Count], ...]
+    groups: tuple[tuple[tuple[Count, Count], ...], ...] = ()
+
+
 class Apply(Command[UpdateApplied], kind="apply"):
     """Update `block` with the committed gradient of a step of `microbatches`, times `coefficient` (clipping).
 
     `batch` is the number of the trained batch, from 0: the place in the schedule. The block's version is the
     number of the step, whose slots and kept graphs are forgotten. Versions from `needed` on are kept for work
-    under way. A gradient that is not finite is refused before anything changes.
+    under way. The gradient is in an extent, or is an inspected slot of the step. One that is not finite is
+    refused before anything changes.
     """
 
     block: Count
-    gradient: Extent
+    gradient: Extent | None = None
+    slot: Count | None = None
+    """The step's slot that is the gradient; None: it is in `gradient`."""
     coefficient: Number
     plan: Count
     """The reduce plan of the gradient."""

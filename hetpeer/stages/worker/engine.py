@@ -32,11 +32,11 @@ from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.holding.held_block import HeldBlock, dump_bytes
 from hetpeer.stages.worker.holding.residence import Residence
 from hetpeer.stages.worker.holding.scratch_file import ScratchFile
-from hetpeer.stages.worker.holding.stored_vector import StoredVector
+from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector
 from hetpeer.stages.worker.microbatch_tasks import MicrobatchTasks
 from hetpeer.stages.worker.rehearsal import rehearse
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
-from hetpeer.stages.worker.vector_sums import VectorSums, among, mark
+from hetpeer.stages.worker.vector_sums import VectorSums, among, inspect, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,7 @@ class Engine(Executor):
                 v.MarkSlot: self._mark_slot,
                 v.MarkVector: sums.mark,
                 v.InspectVector: sums.inspect,
+                v.InspectSlot: self._inspect_slot,
                 v.Apply: self._apply,
                 v.Install: self._install,
                 c.DumpState: self._dump_state,
@@ -169,8 +170,12 @@ class Engine(Executor):
     def _apply(self, command: v.Apply) -> r.UpdateApplied:
         """Apply a reduced gradient to the state, and settle the rounding errors of its plan."""
         started = time.perf_counter()
-        held, gradient = self._to_update(command.block, "gradient", command.gradient)
+        held = self._held(command.block)
         held.base_of(command)  # refused before anything changes
+        if command.gradient is None:
+            gradient = held.take_inspected(command.slot)
+        else:
+            gradient = self._to_update(held, "gradient", command.gradient)
         with self._whole(held):
             self._tasks.clear(held.version)
             held.update(gradient, command)
@@ -179,10 +184,11 @@ class Engine(Executor):
 
     def _install(self, command: v.Install) -> r.UpdateApplied:
         started = time.perf_counter()
-        held, total = self._to_update(command.block, "average", command.total)
+        held = self._held(command.block)
+        total = self._to_update(held, "average", command.total)
         with self._whole(held):
             self._tasks.forget(command.block)
-            held.install(total, command.coefficient, command.plan)
+            held.install(total.whole(), command.coefficient, command.plan)
             held.losses.settle(v.PARAMETERS[1], plan=command.plan)
         return self._applied(held, started)
 
@@ -190,12 +196,11 @@ class Engine(Executor):
         digest = held.state().digest()
         return r.UpdateApplied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
 
-    def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
-        """The block, and the vector to update it with, where updates run."""
-        held = self._held(block)
+    def _to_update(self, held: HeldBlock, name: str, extent: Extent) -> InMemory:
+        """The vector in `extent` where updates run. Raises NotFiniteError."""
         vector = self._staging.floats(extent, held.spec.vector_count)
-        refuse_not_finite({f"block {block}": {name: vector}})
-        return held, vector if held.residence.apart else self._staging.up(vector)
+        refuse_not_finite({f"block {held.spec.index}": {name: vector}})
+        return InMemory(vector if held.residence.apart else self._staging.up(vector))
 
     @contextmanager
     def _whole(self, held: HeldBlock) -> Iterator[None]:
@@ -268,6 +273,14 @@ class Engine(Executor):
             begin=how.begin,
             parts=how.parts,
         )
+
+    def _inspect_slot(self, command: v.InspectSlot) -> r.Inspected:
+        held = self._held(command.block)
+        vector = held.slot(command.step, command.slot)
+        seen = inspect(vector.whole().cpu(), command.normed, command.groups)
+        if seen.finite:
+            held.slot_inspected(command.step, command.slot)
+        return seen
 
     def _mark_slot(self, command: v.MarkSlot) -> r.Marked:
         slot = self._held(command.marking.block).slot(command.step, command.slot)

@@ -36,6 +36,8 @@ from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 
 Round = Callable[[v.Rounding, torch.Tensor, Extent], torch.Tensor | None]
+Ranges = Sequence[tuple[int, int]]
+"""Ranges [begin, end) of a vector."""
 
 
 class VectorSums:
@@ -83,20 +85,30 @@ class VectorSums:
 
     def inspect(self, command: v.InspectVector) -> r.Inspected:
         """Carry out `InspectVector`."""
-        started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
-        digest, finite = _look(vector)
-        return r.Inspected(
-            digest=digest,
-            squared_norm=_squared_norm(vector, command.normed),
-            finite=finite,
-            pieces=tuple(_look(self._all(piece)) for piece in command.pieces),
-            group_squares=tuple(_squared_norm(vector, ranges) for ranges in command.groups),
-            seconds=time.perf_counter() - started,
-        )
+        return inspect(vector, command.normed, command.groups, [self._all(piece) for piece in command.pieces])
 
     def _all(self, extent: Extent) -> torch.Tensor:
         return self._staging.floats(extent, extent.nbytes // torch.float32.itemsize)
+
+
+def inspect(
+    vector: torch.Tensor, normed: Ranges, groups: Sequence[Ranges], pieces: Sequence[torch.Tensor] = ()
+) -> r.Inspected:
+    """Digest, finiteness and norms of `vector` (1-D float32, on the CPU), and a look at each of `pieces`.
+
+    `normed` and each of `groups` are the ranges that count for the norm, and for that of a group.
+    """
+    started = time.perf_counter()
+    digest, finite = _look(vector)
+    return r.Inspected(
+        digest=digest,
+        squared_norm=_squared_norm(vector, normed),
+        finite=finite,
+        pieces=tuple(map(_look, pieces)),
+        group_squares=tuple(_squared_norm(vector, ranges) for ranges in groups),
+        seconds=time.perf_counter() - started,
+    )
 
 
 def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
@@ -106,7 +118,7 @@ def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
     return pack(fingerprint(part.cpu().numpy(), how.block, how.begin, how.key))
 
 
-def _squared_norm(vector: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> float:
+def _squared_norm(vector: torch.Tensor, ranges: Ranges) -> float:
     """The squared norm of some ranges of `vector`."""
     return math.fsum(squared_norm(vector[begin:end]) for begin, end in ranges)
 

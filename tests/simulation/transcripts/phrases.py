@@ -263,6 +263,8 @@ class Phrases:
                     f"adds up {_several(len(parts), 'part')} of blocks {{}}, plan {shard.plan}",
                     (str(shard.block),),
                 )
+            case e.InspectSlot(plan, block):
+                return None, (f"has the sum of blocks {{}}, plan {plan}, in its slot", (str(block),))
             case e.SendResult(shard, to) if to != me:
                 return to, (f"sum of blocks {{}}, plan {shard.plan}", (str(shard.block),))
             case e.ApplyUpdate(block):

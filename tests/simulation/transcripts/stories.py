@@ -269,7 +269,7 @@ STORIES: Mapping[str, Story] = {
         look_for=(
             "Staleness 1: a step may begin before the one before it is committed, with parameters one "
             "version older. Look for step 1, which begins together with step 0, and for work of step 1 "
-            "between the votes on step 0."
+            "between the plan and the commit of step 0."
         ),
         config=replace(PAIR, staleness=1, steps=3, evaluate_every=100),
         first="begin: step 0",

@@ -29,6 +29,8 @@ class BlockSlots:
         self._residence = residence
         self._vectors: dict[Key, StoredVector] = {}
         """Ordered by last use."""
+        self._inspected: Key | None = None
+        """The slot that was last found finite; None once it has changed."""
         self._said = False
 
     def __contains__(self, key: Key) -> bool:
@@ -50,6 +52,7 @@ class BlockSlots:
 
     def put(self, step: int, slot: int, room: Tensor) -> None:
         """Make `room` the slot's sum."""
+        self._changes((step, slot))
         self._vectors.pop((step, slot), None)
         self._vectors[step, slot] = InMemory(room)
 
@@ -59,8 +62,27 @@ class BlockSlots:
             raise CommandError(f"block {self._block} has no slot {slot} of step {step}")
         return self._vectors[step, slot]
 
+    def inspected(self, step: int, slot: int) -> None:
+        """Note that a slot was found finite."""
+        self._inspected = step, slot
+
+    def _changes(self, key: Key) -> None:
+        if self._inspected == key:
+            self._inspected = None
+
+    def take(self, step: int, slot: int | None) -> StoredVector:
+        """The sum of a slot, which is forgotten; the caller frees it.
+
+        Raises CommandError if it was not found finite, or has changed since.
+        """
+        if slot is None or self._inspected != (step, slot) or self._inspected not in self._vectors:
+            raise CommandError(f"slot {slot} of step {step} at block {self._block} is not as inspected")
+        return self._vectors.pop((step, slot))
+
     def merge(self, step: int, source: int, target: int) -> None:
         """Add `source` to `target`, or make it `target` if there is none yet; `source` is forgotten."""
+        self._changes((step, source))
+        self._changes((step, target))
         given = self.at(step, source)
         if source == target:
             return
@@ -80,6 +102,7 @@ class BlockSlots:
 
     def drop(self, step: int, slot: int) -> None:
         """Forget a slot, if it is there."""
+        self._changes((step, slot))
         if (held := self._vectors.pop((step, slot), None)) is not None:
             held.free()
 

@@ -119,12 +119,18 @@ class HeldBlock:
 
     # ── updates ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def update(self, gradient: Tensor, how: Apply) -> None:
+    def update(self, gradient: StoredVector, how: Apply) -> None:
         """Version s → s + 1; drops the slots of step s and versions that nobody needs.
 
-        `gradient` is where updates run. Raises CommandError if the version for which it was computed is not
-        here.
+        `gradient` is where updates run, or in the file; it is freed. Raises CommandError if the version for
+        which it was computed is not here.
         """
+        try:
+            self._update(gradient, how)
+        finally:
+            gradient.free()
+
+    def _update(self, gradient: StoredVector, how: Apply) -> None:
         base = self.base_of(how)
         self._slots.clear(self.version)
         update = self.version - self._averages + 1
@@ -132,7 +138,7 @@ class HeldBlock:
         masters = self.vector
         for segment in self._rules.segments:
             for begin, end in pieces(segment.begin, segment.end):
-                parameters, part = masters.piece(begin, end), gradient[begin:end]
+                parameters, part = masters.piece(begin, end), gradient.piece(begin, end)
                 coefficient = how.coefficient
                 if base is not None:
                     part = _compensated(
@@ -154,7 +160,8 @@ class HeldBlock:
         first = self.spec.parameter_count
         if first < self.spec.vector_count:
             statistics = masters.piece(first, self.spec.vector_count)
-            self._running.update(statistics, gradient[first:], how.microbatches, how.skipped)
+            added = gradient.piece(first, self.spec.vector_count)
+            self._running.update(statistics, added, how.microbatches, how.skipped)
             self._keep(masters, after, first, statistics)
 
     def install(self, total: Tensor, coefficient: float, plan: int) -> None:
@@ -268,6 +275,14 @@ class HeldBlock:
     def slot(self, step: int, slot: int) -> StoredVector:
         """The flat sum of a slot. Raises CommandError if there is none."""
         return self._slots.at(step, slot)
+
+    def slot_inspected(self, step: int, slot: int) -> None:
+        """Note that a slot was found finite: until it changes it may be the gradient of an update."""
+        self._slots.inspected(step, slot)
+
+    def take_inspected(self, slot: int | None) -> StoredVector:
+        """Take an inspected slot of the newest version's step away. Raises CommandError if it has changed."""
+        return self._slots.take(self.version, slot)
 
     def merge_slot(self, step: int, source: int, target: int) -> None:
         """Add `source` to `target`, or make it `target` if there is none yet; `source` is forgotten."""
