@@ -221,10 +221,17 @@ def show(figures: dict[str, Any]) -> None:
     same = ", ".join(name for name, equal in lanes["equal bytes"].items() if equal)
     print(
         f"  bundles: same bytes as on the CPU by {same};"
-        f" selection {lanes['selection against topk']:.1f}x as fast as topk; copies "
+        f" {lanes['encoding on the CPU against it']:.1f}x as fast as there; copies "
         f"{lanes['copy_gbytes_s']:.1f} GB/s,"
         f" {lanes['copies against pageable']:.2f}x those from pageable memory; encoding beside products takes"
         f" {lanes['together_over_in_turns']:.2f} of one after the other"
+    )
+    for name, row in lanes["selection"].items():
+        missed = "" if row["against topk"] >= 1 and row["as on the CPU"] else "  MISSED"
+        print(f"  the largest {name}: {row['against topk']:.2f}x as fast as topk{missed}")
+    print(
+        f"  a look at {gpulanes.PARAMETERS} gradients: {lanes['look_s'] * 1e3:.2f} ms; one by one "
+        f"{lanes['looks one by one against it']:.1f}x as long"
     )
     for name, row in figures["overhead"].items():
         print(

@@ -1,8 +1,8 @@
 """The k largest elements of a tensor, exactly k, without sorting it.
 
-On a CPU a threshold guessed from a sample leaves little more than k candidates. The k-th largest of them is
-that of the whole tensor if at least k passed. A wrong guess costs time, never exactness. Ties go to lower
-positions.
+A threshold guessed from a sample leaves little more than k candidates. The k-th largest of them is that of
+the whole tensor if at least k passed. A wrong guess costs time, never exactness. Ties go to lower positions.
+A tensor is searched where it is: on its device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 SAMPLE = 1 << 16
-"""Elements from which the first threshold is guessed."""
+"""Elements from which a CPU guesses the first threshold."""
+SMALL_SAMPLE = 1 << 12
+"""The same for a GPU, which sorts so many in one kernel; the more candidates cost it less."""
 CAUTION = 3.0
 """Standard deviations of the sample's count by which the guess lets more through than k."""
 SMALL = 1 << 15
@@ -43,7 +45,7 @@ def _largest_here(magnitudes: Floats, k: int) -> Indices:
     """Positions of the `k` largest, on a CPU: numpy finds them twice as fast as torch."""
     candidates = None
     if len(magnitudes) > SMALL:
-        sample = magnitudes[:: _stride(len(magnitudes))]
+        sample = magnitudes[:: _stride(len(magnitudes), SAMPLE)]
         rank = _rank(len(sample), k / len(magnitudes))
         if rank < len(sample):
             threshold = np.partition(sample, len(sample) - rank)[len(sample) - rank]
@@ -59,17 +61,35 @@ def _largest_here(magnitudes: Floats, k: int) -> Indices:
 
 
 def _largest_there(magnitudes: Tensor, k: int) -> Tensor:
-    """Positions of the `k` largest, on a GPU: torch's own selection is fastest, but does not order ties."""
-    least = magnitudes.topk(k, sorted=False).values.min()
-    chosen = magnitudes > least
-    ties = (magnitudes == least).nonzero().flatten()[: k - int(chosen.sum())]
-    chosen[ties] = True
-    return chosen.nonzero().flatten()
+    """Positions of the `k` largest, on a GPU.
+
+    torch.topk reads a tensor once for each digit (radix selection). Here it reads the candidates alone, which
+    the threshold has left over in the order of their positions.
+    """
+    candidates = _candidates(magnitudes, k) if len(magnitudes) > SMALL else None
+    found = magnitudes if candidates is None else magnitudes[candidates]
+    least = found.topk(k, sorted=False).values.min()
+    within = (found >= least).nonzero().flatten()
+    if len(within) > k:  # of those that equal the least, the lower positions
+        here = found[within]
+        more = (here > least).logical_or_((here == least).cumsum(0) <= k - (here > least).sum())
+        within = within[more]
+    return within if candidates is None else candidates[within]
 
 
-def _stride(count: int) -> int:
+def _candidates(magnitudes: Tensor, k: int) -> Tensor | None:
+    """Positions of a little more than the `k` largest; None if the guess left too few."""
+    sample = magnitudes[:: _stride(len(magnitudes), SMALL_SAMPLE)]
+    rank = _rank(len(sample), k / len(magnitudes))
+    if rank >= len(sample):
+        return None
+    passed = (magnitudes >= sample.sort(descending=True).values[rank - 1]).nonzero().flatten()
+    return passed if len(passed) >= k else None
+
+
+def _stride(count: int, sample: int) -> int:
     """Distance of the sample's elements; without small factors, so that it meets different channels."""
-    stride = max(count // SAMPLE, 1) | 1
+    stride = max(count // sample, 1) | 1
     while stride > 1 and math.gcd(stride, 2 * 3 * 5 * 7 * 11 * 13) > 1:
         stride += 2
     return stride
