@@ -33,7 +33,7 @@ def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.devic
     """
     parameters = {name: _made_up(one, device).requires_grad_() for name, one in spec.parameter_specs.items()}
     made_up = {name: _made_up(one, device) for name, one in spec.statistic_specs.items()}
-    block = Block(spec, parameters, buffers, made_up, device)
+    block = Block(spec, parameters, buffers, made_up, device, rows=True)
     full = spec.at(spec.batch)
     inputs = {name: _made_up(one, device).requires_grad_(one.grad) for name, one in full.inputs.items()}
     data = {name: _made_up(one, device) for name, one in full.data.items()}

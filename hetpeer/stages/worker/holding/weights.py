@@ -107,6 +107,11 @@ class Weights:
             raise CommandError(f"block {self.layout.spec.index} has no float32 numbers of that version")
         return self._flats[torch.float32]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(flat.nbytes for flat in self._flats.values())
+
     def put(self, begin: int, piece: Tensor, copier: Copier) -> None:
         """Set the elements from `begin` on to `piece`, in main memory, rounded as autocast rounds them."""
         end = begin + len(piece)
