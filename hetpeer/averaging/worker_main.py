@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
 
     from hetpeer.averaging.optim.outer_optimizer import outer_of
     from hetpeer.averaging.optim.update_rules import rule_of
+    from hetpeer.dht.base.file_pieces import OpenFile
     from hetpeer.stages.block import device
     from hetpeer.stages.block.parameter_groups import MakeRules
     from hetpeer.stages.ipc.arena import SharedMemory
@@ -38,6 +39,7 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
     from hetpeer.stages.worker.engine import Engine
     from hetpeer.stages.worker.executor import Executor
+    from hetpeer.stages.worker.state_files import StateFiles
     from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
     torch.set_num_threads(options.threads)
@@ -53,8 +55,9 @@ def main(arguments: list[str]) -> int:
     memory = SharedMemory(options.arena)
     copiers = {lane: Copier.of(chosen) for lane in WorkerLane}
     compute, send, receive = (Staging(memory, copiers[lane]) for lane in WorkerLane)
+    files = StateFiles(OpenFile(options.exchange))
     executors: dict[WorkerLane, Executor] = {
-        WorkerLane.COMPUTE: Engine(chosen, compute, MakeRules(update=rule_of, outer=outer_of)),
+        WorkerLane.COMPUTE: Engine(chosen, compute, files, MakeRules(update=rule_of, outer=outer_of)),
         WorkerLane.SEND: Encoder(send),
         WorkerLane.RECEIVE: Decoder(receive),
     }

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from tests.reference.reference_run import ReferenceRun
 
 LOSS_GATE = 1e-6
@@ -90,7 +90,7 @@ def _compare_states(
         zeros = [np.zeros(math.prod(shape)) for layout in layouts for _, shape in layout]
         theirs = np.concatenate(
             [
-                reference.get(block_state.tensor_name(kind, n), zero).ravel()
+                reference.get(state_file.tensor_name(kind, n), zero).ravel()
                 for n, zero in zip(names, zeros, strict=True)
             ]
         ).astype(np.float64)  # BatchNorm's running values have no moments

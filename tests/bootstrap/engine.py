@@ -27,7 +27,7 @@ from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.runtime import process_folder
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.training.evidence_log import EventLog
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.block.block import Block, flat_views, run_range
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
@@ -170,9 +170,7 @@ class Engine:
         self.specs = [self.run.block_spec(block) for block in self.run.manifest.blocks]
         self.layouts = self.run.layouts()
         paths = [self.run.state_path(block) for block in self.run.manifest.blocks]
-        initial = [
-            block_state.load(path.read_bytes(), b, self.layouts[b], ()) for b, path in enumerate(paths)
-        ]
+        initial = [state_file.load(path.read_bytes(), b, self.layouts[b], ()) for b, path in enumerate(paths)]
         self.flats = [torch.from_numpy(block.parameters) for block in initial]
         self.views = [flat_views(spec, flat) for spec, flat in zip(self.specs, self.flats, strict=True)]
         for view in (view for views in self.views for view in views.values()):
@@ -297,5 +295,13 @@ class Engine:
         store.begin(version)
         for block, layout in enumerate(self.layouts):
             current = self.state(block, version)
-            store.put(version, block, block_state.dump(current, block, layout), current.digest())
+            keep_state(store, version, block, state_file.dump(current, block, layout), current.digest())
         return dict(store.seal(version))
+
+
+def keep_state(store: CheckpointStore, version: int, block: int, data: bytes, digest: str) -> None:
+    """Give `store` a state file as if it had been fetched. Raises as `CheckpointStore.put`."""
+    with store.incoming() as state:
+        state.begin(len(data))
+        state.write(0, data)
+        store.put(version, block, state, digest)

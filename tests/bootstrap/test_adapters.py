@@ -25,7 +25,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.examples.gpt import build, build_tied
 from hetpeer.peer.transport.tensor_schema import microbatches_in
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.bootstrap.engine import EXAMPLES, Engine
@@ -113,7 +113,7 @@ def test_only_adapters_are_in_states_checkpoints_and_sums(tmp_path: Path) -> Non
         vector = np.ones(entry.vector_count, dtype=np.float32)
         moments = dict.fromkeys(run.manifest.optimizer_state, vector)
         state = block_state.BlockState(version=1, parameters=vector, optimizer=moments)
-        checkpoint += len(block_state.dump(state, entry.index, layout))
+        checkpoint += len(state_file.dump(state, entry.index, layout))
     assert 12 * summed < checkpoint <= 0.02 * 12 * everything
 
     constants = sum(entry.buffers.bytes for entry in run.manifest.blocks if entry.buffers)

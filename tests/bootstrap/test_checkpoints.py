@@ -22,9 +22,11 @@ from hetpeer.bootstrap.storage.checkpoints import (
     thinned,
 )
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.block import block_state
+from hetpeer.dht.base.file_pieces import read
+from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.block.block_state import BlockState
 from tests.amounts import mostly_proof
+from tests.bootstrap.engine import keep_state
 
 KEPT = ("exp_avg", "exp_avg_sq")
 
@@ -39,8 +41,15 @@ def make_state(store: CheckpointStore, block: int, version: int) -> BlockState:
 
 def put(store: CheckpointStore, block: int, version: int) -> str:
     current = make_state(store, block, version)
-    store.put(version, block, block_state.dump(current, block, store._layouts[block]), current.digest())
+    keep_state(
+        store, version, block, state_file.dump(current, block, store._layouts[block]), current.digest()
+    )
     return current.digest()
+
+
+def _content(store: CheckpointStore, record: dict, block: int) -> bytearray:
+    part = store.open(record, block)
+    return read(part, 0, part.nbytes)
 
 
 def make_checkpoint(store: CheckpointStore, version: int) -> dict:
@@ -61,7 +70,9 @@ def test_sealed_checkpoint_is_loaded_again(store: CheckpointStore) -> None:
     for block, digest in enumerate(record["blocks"]):
         assert digest == make_state(store, block, 10).digest()
         assert store.load_state(record, block).digest() == digest
-        assert block_state.load(store.load(record, block), block, store._layouts[block], KEPT).version == 10
+        assert (
+            state_file.load(_content(store, record, block), block, store._layouts[block], KEPT).version == 10
+        )
 
 
 def test_initial_state_is_version_0(store: CheckpointStore, fresh: RunDirectory) -> None:
@@ -85,14 +96,14 @@ def test_incomplete_checkpoint_cannot_be_sealed(store: CheckpointStore) -> None:
 def test_another_state_than_agreed_is_refused(store: CheckpointStore) -> None:
     store.begin(10)
     current = make_state(store, 0, 10)
-    data = block_state.dump(current, 0, store._layouts[0])
+    data = state_file.dump(current, 0, store._layouts[0])
     with pytest.raises(ProtocolError, match="agreed"):
-        store.put(10, 0, data, "00" * 32)
+        keep_state(store, 10, 0, data, "00" * 32)
     with pytest.raises(ProtocolError):
-        store.put(10, 0, data[:-1], current.digest())
+        keep_state(store, 10, 0, data[:-1], current.digest())
     older = make_state(store, 0, 9)
     with pytest.raises(ProtocolError, match="agreed"):
-        store.put(10, 0, block_state.dump(older, 0, store._layouts[0]), older.digest())
+        keep_state(store, 10, 0, state_file.dump(older, 0, store._layouts[0]), older.digest())
     with pytest.raises(ValueError, match="lacks"):
         store.seal(10)
 
@@ -107,15 +118,15 @@ def test_damaged_checkpoint_is_refused(store: CheckpointStore, fresh: RunDirecto
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
         with pytest.raises(LocalError) as caught:
-            store.load(record, 0)
+            store.open(record, 0)
         assert caught.value.code == "HP-CKPT-001"
     for length in range(0, len(data), 1999):
         path.write_bytes(data[:length])
         with pytest.raises(LocalError, match="HP-CKPT-001"):
-            store.load(record, 0)
+            store.open(record, 0)
     path.unlink()
     with pytest.raises(LocalError, match="HP-CKPT-001"):
-        store.load(record, 0)
+        store.open(record, 0)
 
 
 @pytest.mark.parametrize("deaths", mostly_proof([20, 200], [20]))
@@ -184,7 +195,7 @@ def test_full_disk_leaves_older_checkpoints_alone(store: CheckpointStore, fresh:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.code == "HP-DISK-002"
     assert sorted(fresh.checkpoints.iterdir()) == before
-    store.load(record, 0)
+    store.open(record, 0)
 
 
 def test_prune_keeps_the_newest_and_the_one_being_made(store: CheckpointStore, fresh: RunDirectory) -> None:
@@ -195,9 +206,9 @@ def test_prune_keeps_the_newest_and_the_one_being_made(store: CheckpointStore, f
     store.prune(records[-2:])
     versions = {path.name[:9] for path in fresh.checkpoints.iterdir()}
     assert versions == {"v00000020", "v00000030", "v00000040"}
-    store.load(records[1], 0)
+    store.open(records[1], 0)
     with pytest.raises(LocalError, match="HP-CKPT-001"):
-        store.load(records[0], 0)
+        store.open(records[0], 0)
 
 
 def test_what_is_here_already_is_a_part_of_the_checkpoint(
@@ -219,7 +230,7 @@ def test_what_is_here_already_is_a_part_of_the_checkpoint(
 def test_made_again_after_a_rollback(store: CheckpointStore) -> None:
     first, again = make_checkpoint(store, 10), make_checkpoint(store, 10)
     assert first == again
-    store.load(first, 0)
+    store.open(first, 0)
 
 
 def test_older_checkpoints_that_are_kept_are_spread_evenly() -> None:

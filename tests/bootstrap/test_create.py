@@ -14,7 +14,7 @@ from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.block import block_state, device
+from hetpeer.stages.block import block_state, device, state_file
 from tests.bootstrap.engine import TRAINING, make_author
 
 
@@ -35,7 +35,7 @@ def test_initial_state_is_the_authors_model(fresh: RunDirectory) -> None:
     model = build_model(fresh.author().model, seed=3)
     expected = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     for block, layout in zip(fresh.manifest.blocks, fresh.layouts(), strict=True):
-        loaded = block_state.load(fresh.state_path(block).read_bytes(), block.index, layout, ())
+        loaded = state_file.load(fresh.state_path(block).read_bytes(), block.index, layout, ())
         assert loaded.digest() == block.state_digest
         assert (block.parameter_count, block.parameter_bytes) == (
             len(loaded.parameters),

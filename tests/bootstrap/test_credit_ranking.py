@@ -7,6 +7,7 @@ from hetpeer.bootstrap.log.credit_ranking import FIRST, MAX_BYTES, decode, encod
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.storage.file_service import ServedRunFiles
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.peer.daemon.presence import no_state
 
 NAMES = [f"Qm{'x' * 40}{number:04}".replace("0", "o") for number in range(1, 151)]
 CREDIT = {name: 10 * (place // 2) for place, name in enumerate(NAMES, 2)}
@@ -47,13 +48,10 @@ def test_an_answer_that_is_none_is_refused(answer):
 
 
 async def test_the_shelf_has_it_where_the_log_is(fresh, tmp_path):
-    async def nothing(*_numbers):
-        return None
-
     membership = MembershipConfig(fresh.signed, tmp_path)
-    volunteers = ServedRunFiles(fresh, membership, nothing)
+    volunteers = ServedRunFiles(fresh, membership, no_state)
     reliable = ServedRunFiles(
-        fresh, membership, nothing, {"credit": lambda peer: encode(ranking(CREDIT, peer))}
+        fresh, membership, no_state, {"credit": lambda peer: encode(ranking(CREDIT, peer))}
     )
     async with volunteers.find("credit") as served:
         assert served is None

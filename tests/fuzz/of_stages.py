@@ -16,7 +16,7 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.block.fingerprint import KEY_BYTES, NBYTES
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.data.shards import ArraySpec, ShardFile
@@ -97,18 +97,18 @@ def vector(seed: int) -> block_state.Vector:
 
 
 def states() -> Iterable[bytes]:
-    yield block_state.dump(block_state.BlockState(version=0, parameters=vector(0)), 2, LAYOUT)
+    yield state_file.dump(block_state.BlockState(version=0, parameters=vector(0)), 2, LAYOUT)
     optimizer = {"exp_avg": vector(1)}
     full = block_state.BlockState(version=40, parameters=vector(0), optimizer=optimizer, averages=3)
-    yield block_state.dump(full, 2, LAYOUT)
+    yield state_file.dump(full, 2, LAYOUT)
 
 
 def load(data: bytes) -> block_state.BlockState:
-    return block_state.load(data, 2, LAYOUT, KEPT)
+    return state_file.load(data, 2, LAYOUT, KEPT)
 
 
 def is_state(found: block_state.BlockState) -> None:
-    again = load(block_state.dump(found, 2, LAYOUT))
+    again = load(state_file.dump(found, 2, LAYOUT))
     assert again.digest() == found.digest()
 
 
@@ -119,7 +119,7 @@ CONSTANTS = {
 
 
 def constants(data: bytes) -> dict[str, bytes]:
-    return block_state.load_constants(data, CONSTANTS)
+    return state_file.load_constants(data, CONSTANTS)
 
 
 def are_constants(found: dict[str, bytes]) -> None:

@@ -27,6 +27,7 @@ from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.peer.daemon.presence import no_state
 from hetpeer.peer.preparation import data_source
 from hetpeer.peer.preparation.data_source import DataGate, DataSource
 from hetpeer.peer.preparation.disk_room import Room, taken
@@ -100,7 +101,7 @@ class Peers:
         run = RunDirectory(self.folder / name, self.author.signed)
         shutil.copytree(self.author.path, run.path)
         node = await self.nodes.node(name)
-        service = FileService(ServedRunFiles(run, MembershipConfig(run.signed, run.path), _no_state))
+        service = FileService(ServedRunFiles(run, MembershipConfig(run.signed, run.path), no_state))
         if PROTOCOL in node.listener.handlers:  # of an earlier test
             node.listener.serve(PROTOCOL, service.handle)
         else:
@@ -126,10 +127,6 @@ class Peers:
         files.volunteers = tuple(peer.peer_id for peer in (node, *volunteers))
         specs = [self.author.block_spec(block) for block in run.manifest.blocks]
         return DataSource(files, specs, self.tasks), run.data
-
-
-async def _no_state(_version: int, _block: int) -> None:
-    return None
 
 
 Test = Callable[[Peers], Coroutine[Any, Any, None]]

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.run.manifest_files import FileRef
+from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.preparation import disk_room
 from hetpeer.peer.preparation.disk_room import Room, check_room, make_room, taken
-from hetpeer.peer.process.home import place_file
 
 OWN, OLD, OLDER, MADE = (digit * 32 for digit in "abcd")
 KIB = 1 << 10
@@ -74,8 +73,7 @@ def limited(runs: Path, limit: Callable[[], float]) -> Room:
 
 async def fetched(room: Room, runs: Path, name: str, nbytes: int) -> None:
     async with room.for_file(nbytes):
-        reference = FileRef(name=name, bytes=nbytes, blake3="0" * 64)
-        await asyncio.to_thread(place_file, runs / OWN / "data", reference, bytes(nbytes))
+        await asyncio.to_thread(atomic_write, runs / OWN / "data" / name, bytes(nbytes))
 
 
 async def test_what_the_oldest_left_goes_first_and_its_evidence_never(

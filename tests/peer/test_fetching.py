@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.bootstrap.run.amendment import MembershipChange
+from hetpeer.bootstrap.run.durable_files import GrowingFile
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
@@ -40,6 +41,7 @@ from hetpeer.bootstrap.storage.file_service import (
 )
 from hetpeer.bootstrap.storage.replication import KEEP, CheckpointReplication
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.base.file_pieces import FilePart, InMemory, read
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
@@ -52,7 +54,7 @@ from hetpeer.peer.process.home import Home
 from hetpeer.peer.reliable.reliable_members import amended, deliver, mirror
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 from hetpeer.peer.reliable.serve_run import BootstrapOptions, serve_run
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.block.block_state import BlockState
 from tests.bootstrap.engine import make_run
 from tests.swarm.swarm import resign
@@ -89,10 +91,14 @@ class States:
         count = block_state.element_count(self._layouts[block])
         return BlockState(version=version, parameters=np.full(count, version, np.float32))
 
-    async def find(self, _cluster: int, version: int, block: int) -> Served | None:
+    @asynccontextmanager
+    async def find(self, _cluster: int, version: int, block: int) -> AsyncIterator[Served | None]:
+        yield await self._find(version, block)
+
+    async def _find(self, version: int, block: int) -> Served | None:
         if version == 0:
             entry = self._blocks[block]
-            return Served(self._run.state_path(entry).read_bytes(), {"digest": entry.state_digest})
+            return Served(FilePart.whole(self._run.state_path(entry)), {"digest": entry.state_digest})
         if not self.open.is_set():
             self.asked.set()
             await self.open.wait()
@@ -100,7 +106,8 @@ class States:
             return None
         self.given.append((version, block))
         current = self._state(version, block)
-        return Served(block_state.dump(current, block, self._layouts[block]), {"digest": current.digest()})
+        data = InMemory(state_file.dump(current, block, self._layouts[block]))
+        return Served(data, {"digest": current.digest()})
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ async def test_a_name_that_a_peer_does_not_have(network: Network) -> None:
 
 
 async def test_a_busy_peer_is_no_peer_without_the_file_and_is_asked_again(
-    network: Network, monkeypatch: pytest.MonkeyPatch
+    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Somebody takes a file and does not end the stream; there is room for one."""
     monkeypatch.setattr(state_cache, "MOST_COPIED", 1)
@@ -167,23 +174,25 @@ async def test_a_busy_peer_is_no_peer_without_the_file_and_is_asked_again(
         with pytest.raises(BusyError) as caught:
             await fetch(network.asker, server, f"file/{second.blake3}", second.bytes)
         assert caught.value.code == "HP-SYNC-005"
+        name = f"file/{second.blake3}"
+        again = GrowingFile(tmp_path / "again")
         waiting = [
-            asyncio.create_task(fetch_file(network.asker, [server], second.blake3, second.bytes)),
             asyncio.create_task(
-                fetch_patiently(network.asker, server, f"file/{second.blake3}", second.bytes)
+                fetch_file(network.asker, [server], tmp_path / "whole", second.blake3, second.bytes)
             ),
+            asyncio.create_task(fetch_patiently(network.asker, server, name, second.bytes, again)),
         ]
         done, _ = await asyncio.wait(waiting, timeout=0.3)
         assert not done
     async with asyncio.timeout(20):
-        whole, (again, _) = await asyncio.gather(*waiting)
-    assert whole == again
+        await asyncio.gather(*waiting)
+    assert (tmp_path / "whole").read_bytes() == read(again.part, 0, second.bytes)
     with pytest.raises(RemoteError) as none:
-        await fetch_patiently(network.asker, server, "file/" + "0" * 64, 100)
+        await fetch_patiently(network.asker, server, "file/" + "0" * 64, 100, again)
     assert none.value.code == "HP-SYNC-002"
 
 
-async def test_a_file_that_is_damaged_where_it_comes_from(network: Network) -> None:
+async def test_a_file_that_is_damaged_where_it_comes_from(network: Network, tmp_path: Path) -> None:
     """The last peer's failure is named in what the user sees of all of them."""
     entry = network.run.manifest.blocks[0].graph
     path = network.run.graph_path(network.run.manifest.blocks[0])
@@ -191,14 +200,18 @@ async def test_a_file_that_is_damaged_where_it_comes_from(network: Network) -> N
     path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     try:
         with pytest.raises(RemoteError) as caught:
-            await fetch_file(network.asker, [network.server.peer_id], entry.blake3, entry.bytes)
+            await fetch_file(
+                network.asker, [network.server.peer_id], tmp_path / "it", entry.blake3, entry.bytes
+            )
     finally:
         path.write_bytes(whole)
     assert (caught.value.code, caught.value.exit_code) == ("HP-SYNC-001", ExitCode.NETWORK)
     assert caught.value.why == f"peer {network.server.peer_id} sent a damaged file"
     assert isinstance(caught.value.__cause__, RemoteError)
     assert caught.value.__cause__.code == "HP-SYNC-003"
-    assert await fetch_file(network.asker, [network.server.peer_id], entry.blake3, entry.bytes) == whole
+    assert not any(tmp_path.iterdir()), "nothing is left of it"
+    await fetch_file(network.asker, [network.server.peer_id], tmp_path / "it", entry.blake3, entry.bytes)
+    assert (tmp_path / "it").read_bytes() == whole
 
 
 async def test_a_peer_that_serves_no_run(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

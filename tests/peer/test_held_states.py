@@ -1,42 +1,88 @@
-"""Which states a volunteer gives away: those of its line of history alone."""
+"""Which states of blocks a volunteer gives away: those of its line of history alone."""
 
 import asyncio
+from pathlib import Path
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import SaveState
 from hetpeer.averaging.member.member import Phase
+from hetpeer.dht.base.file_pieces import read
 from hetpeer.peer.training.held_states import HeldStates
+from hetpeer.peer.transport.exchange import PassingState
+from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
 from tests.averaging.rig import LINE, STEP, member_in
 
 VERSION = STEP.number
+ROOM = 10
 
 
 class Worker:
     """Dumps what it is said to hold."""
 
-    content = b"first"
+    def __init__(self, folder: Path, limit: int = 1 << 20) -> None:
+        self.content = b"first"
+        self.exchange = NamelessFile(folder, DiskShare(limit))
 
-    async def dump(self, block: int, room: int) -> bytes:
-        return self.content
+    def dump(self, block: int, room: int):
+        state, content = PassingState(self.exchange), self.content
+        state.begin(room)
+
+        async def written() -> int:
+            state.write(0, content)
+            return len(content)
+
+        return state, written()
 
 
-async def test_a_copy_of_another_line_is_not_given_for_one_of_this():
-    member, worker = member_in(Phase.READY), Worker()
+async def given(states: HeldStates, version: int = VERSION, block: int = 0, cluster: int = 0) -> bytes | None:
+    async with states.find(cluster, version, block) as served:
+        return served and bytes(read(served.data, 0, served.data.nbytes))
+
+
+async def test_a_copy_of_another_line_is_not_given_for_one_of_this(tmp_path):
+    member, worker = member_in(Phase.READY), Worker(tmp_path)
     states = HeldStates(member, asyncio.Event())
-    states.use(worker, {0: 10, 1: 10})
+    states.use(worker, {0: ROOM, 1: ROOM})
     await asyncio.gather(*states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})))
     worker.content = b"second"
-    assert (await states.find(0, VERSION, 0)).data == b"first", "as it was when it was asked for"
+    assert await given(states) == b"first", "as it was when it was asked for"
     member.position.line = m.TermView(term=LINE.term, view=LINE.view + 1)
-    assert (await states.find(0, VERSION, 0)).data == b"second"
+    assert await given(states) == b"second"
     await asyncio.gather(*states.snapshot(SaveState(member.line, VERSION, {1: "digest 1"})))
     member.position.line = LINE
     worker.content = b"third"
-    assert (await states.find(0, VERSION, 0)).data == b"third"
+    assert await given(states) == b"third"
 
 
-async def test_of_another_cluster_or_version_it_has_nothing():
+async def test_of_another_cluster_or_version_it_has_nothing(tmp_path):
     states = HeldStates(member_in(Phase.READY), asyncio.Event())
-    states.use(Worker(), {0: 10, 1: 10})
-    assert await states.find(1, VERSION, 0) is None
-    assert await states.find(0, VERSION + 2, 0) is None
+    states.use(Worker(tmp_path), {0: ROOM, 1: ROOM})
+    assert await given(states, cluster=1) is None
+    assert await given(states, VERSION + 2) is None
+
+
+async def test_a_copy_takes_room_as_long_as_somebody_reads_it(tmp_path):
+    worker = Worker(tmp_path)
+    states = HeldStates(member_in(Phase.READY), asyncio.Event())
+    states.use(worker, {0: ROOM, 1: ROOM})
+    order = SaveState(LINE, VERSION, {0: "digest 0"})
+    await asyncio.gather(*states.snapshot(order))
+    one = worker.exchange.used
+    assert one > 0
+    await asyncio.gather(*states.snapshot(order))
+    assert worker.exchange.used == one, "the second copy is in the place of the first"
+    async with states.find(0, VERSION, 0) as served:
+        states.use(None, {})
+        assert bytes(read(served.data, 0, 5)) == b"first", "its reader is not done"
+        assert worker.exchange.used == one
+    assert worker.exchange.used == 0
+    assert worker.exchange.file.nbytes == 0, "the disk has everything back"
+
+
+async def test_without_room_for_it_a_copy_is_not_made_and_not_given(tmp_path, caplog):
+    worker = Worker(tmp_path, limit=ROOM - 1)
+    states = HeldStates(member_in(Phase.READY), asyncio.Event())
+    states.use(worker, {0: ROOM, 1: ROOM})
+    assert states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})) == []
+    assert [record.message.split(":")[0] for record in caplog.records] == ["HP-DISK-008"]
+    assert await given(states) is None

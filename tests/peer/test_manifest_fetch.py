@@ -26,6 +26,7 @@ from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import find_run
 from hetpeer.peer.arrival.destinations import Destination, known_run, remember, remember_seen
 from hetpeer.peer.arrival.find_run import FoundRun, arrived, fetch_manifest
+from hetpeer.peer.daemon.presence import no_state
 from hetpeer.peer.process.home import Home
 from tests.bootstrap.engine import make_run
 from tests.swarm.child import until
@@ -53,13 +54,9 @@ def address(node: Node) -> Address:
     return parse_address(node.addresses()[0])
 
 
-async def nothing(*_: int) -> None:
-    return None
-
-
 async def serve(node: Node, run: RunDirectory, home: Path) -> None:
     await node.serve(
-        PROTOCOL, FileService(ServedRunFiles(run, MembershipConfig(run.signed, home), nothing)).handle
+        PROTOCOL, FileService(ServedRunFiles(run, MembershipConfig(run.signed, home), no_state)).handle
     )
 
 
@@ -71,10 +68,10 @@ async def serve_damaged(node: Node, run: RunDirectory) -> None:
         async def find(self, name: str) -> AsyncIterator[Served | None]:
             data = bytearray(run.signed.data)
             data[-1] ^= 1
-            yield Served(data, {})
+            yield Served.of(data)
 
     await node.serve(
-        PROTOCOL, FileService(Damaged(run, MembershipConfig(run.signed, run.path), nothing)).handle
+        PROTOCOL, FileService(Damaged(run, MembershipConfig(run.signed, run.path), no_state)).handle
     )
 
 

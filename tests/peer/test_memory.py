@@ -1,5 +1,5 @@
-"""No memory for what a volunteer is to work on: a real worker under a limit of the kernel's, and an arena
-that is too small.
+"""No memory for what a volunteer is to work on: a real worker under a limit of the kernel's, and a limit of
+the disk that is too small.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution
+from hetpeer.peer.transport.exchange import PassingState
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
-from hetpeer.stages.block.block_state import BlockState, dump, layout_of
+from hetpeer.stages.block.block_state import BlockState, layout_of
+from hetpeer.stages.block.state_file import dump
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc.block_commands import Info, PrepareBlock
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.nameless_file import DiskShare
 from hetpeer.stages.pipeline.effects import RunForward, TaskKey
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.tracing.cut import cut_blocks
@@ -71,21 +74,26 @@ class Held:
         self._data = data
         self.asked = 0
 
-    async def fetch(self, *_: object) -> tuple[bytes, dict[str, str]]:
+    async def fetch(
+        self, node: object, peer: str, name: str, limit: int, into: PassingState
+    ) -> dict[str, str]:
         self.asked += 1
-        return self._data, {}
+        into.begin(len(self._data))
+        into.write(0, self._data)
+        return {}
 
 
 @pytest.fixture
 def held(state: bytes, monkeypatch: pytest.MonkeyPatch) -> Held:
     peer = Held(state)
-    monkeypatch.setattr(state_fetcher, "fetch", peer.fetch)
+    monkeypatch.setattr(state_fetcher, "fetch_into", peer.fetch)
     return peer
 
 
-async def prepared(spec: BlockSpec, arena_bytes: int) -> Compute:
+async def prepared(spec: BlockSpec, disk_bytes: int) -> Compute:
     """A worker that waits for the block's state."""
-    compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=arena_bytes), WORKER)
+    config = ComputeConfig(device="cpu", arena_bytes=2 * STATE_BYTES, disk_bytes=disk_bytes)
+    compute = await Compute.start(config, WORKER)
     await compute.submit(PrepareBlock(block=0, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
     return compute
 
@@ -114,30 +122,30 @@ async def test_a_state_for_which_there_is_no_memory_ends_it_and_is_not_fetched_a
     with pytest.raises(LocalError) as caught:
         await asyncio.wait_for(fetcher(compute).load(ORDER, [spec]), 60.0)
     assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-MEM-002", ExitCode.TOO_SMALL, 1)
-    assert compute.arena.used == 0
+    assert compute.exchange.used == 0
     assert (await compute.submit(Info())).blocks == (), "the worker lives on"
     resource.prlimit(compute.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert (await fetcher(compute).load(ORDER, [spec])).keys() == {0}
 
 
 @pytest.mark.proof
-async def test_a_state_that_is_larger_than_the_arena_ends_it_too(spec: BlockSpec, held: Held) -> None:
+async def test_a_state_that_is_larger_than_the_disks_limit_ends_it_too(spec: BlockSpec, held: Held) -> None:
     compute = await prepared(spec, STATE_BYTES // 2)
     try:
         with pytest.raises(LocalError) as caught:
             await asyncio.wait_for(fetcher(compute).load(ORDER, [spec]), 60.0)
     finally:
         await compute.close()
-    assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-MEM-001", ExitCode.TOO_SMALL, 1)
+    assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-DISK-008", ExitCode.TOO_SMALL, 1)
 
 
 @pytest.mark.proof
 async def test_a_state_waits_for_what_is_in_its_way(
     compute: Compute, spec: BlockSpec, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that ends leaves the arena; what is here is not fetched again."""
+    """A copy for somebody else is in the exchange file, and goes."""
     room = fetcher(compute)
-    tensor = compute.arena.allocate(compute.arena.capacity - STATE_BYTES // 2)
+    other = compute.exchange.take(compute.exchange.share.limit - STATE_BYTES // 2)
     waits = asyncio.Event()
     sleep = asyncio.sleep
 
@@ -148,9 +156,9 @@ async def test_a_state_waits_for_what_is_in_its_way(
     monkeypatch.setattr(state_fetcher.asyncio, "sleep", noticed)
     loading = asyncio.ensure_future(room.load(ORDER, [spec]))
     await asyncio.wait_for(waits.wait(), 60.0)
-    compute.arena.release(tensor)
+    compute.exchange.give(other)
     assert (await asyncio.wait_for(loading, 60.0)).keys() == {0}
-    assert held.asked == 1
+    assert held.asked == 2
 
 
 async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_said_once(
@@ -172,7 +180,7 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
         SimpleNamespace(work=SimpleNamespace(work_failed=lambda *args: failed.append(args))),  # type: ignore[arg-type]
         WorkerPosts(
             compute,
-            TensorStore(compute.arena, SpillFile(Path(), 0)),
+            TensorStore(compute.arena, SpillFile(Path(), DiskShare(0))),
             Trace(SystemClock(), None, peer="us", name=""),
         ),
         schema,  # type: ignore[arg-type]

@@ -11,9 +11,11 @@ import pytest
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import TermView
+from hetpeer.dht.base.file_pieces import OpenFile
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError
+from hetpeer.stages.ipc.nameless_file import DiskShare
 
 STEP = StepId(TermView(term=1, view=0), 0)
 SIZE = 64 << 10
@@ -30,7 +32,7 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def spill(tmp_path: Path) -> Iterator[SpillFile]:
-    spill = SpillFile(tmp_path, 8 * SIZE)
+    spill = SpillFile(tmp_path, DiskShare(8 * SIZE))
     yield spill
     spill.close()
 
@@ -90,12 +92,12 @@ def test_what_nobody_needs_after_its_arrival_is_freed_then(store: TensorStore, a
 
 def test_the_disk_gets_everything_back(store: TensorStore, spill: SpillFile, arena: Arena) -> None:
     tensors = [filled(store, value) for value in range(ROOM + 3)]
-    assert os.fstat(spill._descriptor or 0).st_size > 0
+    assert spill._file.file.nbytes > 0
     store.release(tensors[0])
     assert spill.used == 2 * SIZE
     store.end_step(STEP)
     assert (spill.used, arena.used) == (0, 0)
-    assert os.fstat(spill._descriptor or 0).st_size == 0
+    assert spill._file.file.nbytes == 0
 
 
 def test_nothing_has_a_name(store: TensorStore, tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_nothing_has_a_name(store: TensorStore, tmp_path: Path) -> None:
 
 
 def test_the_limit_is_kept(arena: Arena, tmp_path: Path) -> None:
-    spill = SpillFile(tmp_path, 2 * SIZE)
+    spill = SpillFile(tmp_path, DiskShare(2 * SIZE))
     store = TensorStore(arena, spill)
     tensors = [filled(store, value) for value in range(ROOM + 2)]
     for _ in range(2):
@@ -147,7 +149,7 @@ def test_a_limit_that_nothing_fits_into_stops_nobody(store: TensorStore, arena: 
 
 def test_without_a_disk_the_owners_limit_is_not_kept(arena: Arena, tmp_path: Path) -> None:
     """But the arena's is: the protocol goes on."""
-    store = TensorStore(arena, SpillFile(tmp_path, 0))
+    store = TensorStore(arena, SpillFile(tmp_path, DiskShare(0)))
     store.keep_within(SIZE)
     for value in range(ROOM):
         filled(store, value)
@@ -156,8 +158,8 @@ def test_without_a_disk_the_owners_limit_is_not_kept(arena: Arena, tmp_path: Pat
 
 
 def test_a_full_disk_leaves_everything_as_it_was(arena: Arena) -> None:
-    spill = SpillFile(Path("/dev"), 100 * SIZE)
-    spill._descriptor = os.open("/dev/full", os.O_RDWR)
+    spill = SpillFile(Path("/dev"), DiskShare(100 * SIZE))
+    spill._file._file = OpenFile(os.open("/dev/full", os.O_RDWR))
     store = TensorStore(arena, spill)
     tensors = [filled(store, value) for value in range(ROOM)]
     with pytest.raises(ArenaFullError):
@@ -172,7 +174,7 @@ def test_a_full_disk_is_told_once_and_gets_back_what_did_not_fit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Step after step the last bundles do not fit: others need the rest of the disk for their files."""
-    spill = SpillFile(tmp_path, 100 * SIZE)
+    spill = SpillFile(tmp_path, DiskShare(100 * SIZE))
     bundle = memoryview(bytes(SIZE))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE + SIZE // 2, hard))
@@ -181,8 +183,7 @@ def test_a_full_disk_is_told_once_and_gets_back_what_did_not_fit(
             place = spill.put(bundle)
             assert place is not None
             assert spill.put(bundle) is None
-            assert spill._descriptor is not None
-            assert os.fstat(spill._descriptor).st_size == SIZE, "no half of a bundle is left"
+            assert spill._file.file.nbytes == SIZE, "no half of a bundle is left"
             spill.drop(place)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

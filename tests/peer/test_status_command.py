@@ -30,6 +30,7 @@ from hetpeer.peer.arrival.destinations import remember
 from hetpeer.peer.cli.swarm import status_command
 from hetpeer.peer.cli.swarm.status_text import Here, _duration, lines, own_lines, tables
 from hetpeer.peer.control.control_messages import DaemonStatus, LinkStatus, VolunteerStatus, decode_answer
+from hetpeer.peer.daemon.presence import no_state
 from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.transport.link_book import LinkBook
@@ -327,13 +328,10 @@ async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, s
     addresses.
     """
 
-    async def nothing(_version: int, _block: int) -> None:
-        return None
-
     node = await Node.start(NodeConfig(), Identity.create(home / "identity.key"))
     try:
         await node.serve(
-            PROTOCOL, FileService(ServedRunFiles(run, MembershipConfig(run.signed, home), nothing)).handle
+            PROTOCOL, FileService(ServedRunFiles(run, MembershipConfig(run.signed, home), no_state)).handle
         )
         advert = volunteer(
             0, len(run.manifest.blocks), name="alpha", step=1, loss=4.5, addresses=tuple(node.addresses())

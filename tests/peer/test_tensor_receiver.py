@@ -35,6 +35,7 @@ from hetpeer.peer.transport.tensor_store import Tensor, TensorStore, WorkerPosts
 from hetpeer.peer.transport.uplink import SHARDS
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.block_commands import Decode
+from hetpeer.stages.ipc.nameless_file import DiskShare
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.worker.bundle_codec import Decoder
@@ -100,7 +101,7 @@ class Rig:
 
     def __init__(self, schema: TensorSchema) -> None:
         self.arena = Arena(8 << 20)
-        self.store = TensorStore(self.arena, SpillFile(Path(), 0))
+        self.store = TensorStore(self.arena, SpillFile(Path(), DiskShare(0)))
         self.owner = Owner()
         self.trace, self.book = Trace(SystemClock()), LinkBook(LinkSettings(reduce="int8"))
         self.receiving = TensorReceiver(self.book, self.trace, self.owner)

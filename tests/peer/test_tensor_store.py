@@ -11,13 +11,14 @@ from hetpeer.averaging.messages import TermView
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_store import TensorStore
 from hetpeer.stages.ipc.arena import Arena
+from hetpeer.stages.ipc.nameless_file import DiskShare
 
 STEPS = [StepId(TermView(term=1, view=0), number) for number in range(3)]
 
 
 def test_a_pinned_tensor_outlives_its_step() -> None:
     arena = Arena(1 << 20)
-    store = TensorStore(arena, SpillFile(Path(), 0))
+    store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
     tensor = store.new(STEPS[0], 1000)
     pinned = store.pin([tensor])
     store.end_step(STEPS[0])
@@ -32,7 +33,7 @@ def test_a_tensor_on_its_way_to_a_peer_outlives_its_step() -> None:
     """Or what is sent would be bytes of whoever gets the memory next."""
     for once in (False, True):
         arena = Arena(1 << 20)
-        store = TensorStore(arena, SpillFile(Path(), 0))
+        store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
         tensor = store.new(STEPS[0], 1000)
         tensor.once = once
         arrived = [store.leaves(tensor), store.leaves(tensor)]
@@ -48,7 +49,7 @@ def test_a_tensor_on_its_way_to_a_peer_outlives_its_step() -> None:
 
 def test_a_shared_tensor_is_freed_with_its_last_owner() -> None:
     arena = Arena(1 << 20)
-    store = TensorStore(arena, SpillFile(Path(), 0))
+    store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
     tensor = store.new(STEPS[0], 1000)
     shared = store.share(tensor)
     store.release(tensor)
@@ -62,7 +63,7 @@ def test_a_shared_tensor_is_freed_with_its_last_owner() -> None:
 def test_nothing_is_left_whatever_the_order() -> None:
     """Also of steps that ended before their last tensor came."""
     arena = Arena(1 << 20)
-    store = TensorStore(arena, SpillFile(Path(), 0))
+    store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
     chance = random.Random(5)
     for _ in range(300):
         tensors = [store.new(chance.choice(STEPS), chance.randrange(2000)) for _ in range(6)]

@@ -5,7 +5,10 @@ commands.
 import functools
 import itertools
 import math
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -13,19 +16,23 @@ import torch
 
 from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.averaging.optim.update_rules import rule_of
+from hetpeer.dht.base.file_pieces import read
 from hetpeer.examples.gpt import build
-from hetpeer.stages.block.block_state import BlockState, dump
+from hetpeer.stages.block.block_state import BlockState
 from hetpeer.stages.block.parameter_groups import MakeRules
+from hetpeer.stages.block.state_file import dump
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc.arena import Arena, Extent
 from hetpeer.stages.ipc.block_commands import Backward, DumpState, Forward, LoadState, MergeSlot, PrepareBlock
+from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
 from hetpeer.stages.ipc.vector_commands import Apply, ExportSlot, InspectVector, SumVectors
 from hetpeer.stages.ipc.worker_messages import CommandFailed, CommandFailedError
 from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.engine import Engine
+from hetpeer.stages.worker.state_files import StateFiles
 from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
 UPDATE = {"name": "AdamW", "learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -72,7 +79,18 @@ def layout(spec):
 def cpu_engine(arena: Arena, make_rule=rule_of, **where) -> Engine:
     """An engine without a process; `where`: the scratch file, and whether the device has its own memory."""
     torch.set_num_threads(1)
-    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), MakeRules(make_rule, outer_of), **where)
+    files = StateFiles(exchange_of(arena).file)
+    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), files, MakeRules(make_rule, outer_of), **where)
+
+
+_EXCHANGES: WeakKeyDictionary[Arena, NamelessFile] = WeakKeyDictionary()
+
+
+def exchange_of(arena: Arena) -> NamelessFile:
+    """The exchange file of the engines that use `arena`."""
+    if arena not in _EXCHANGES:
+        _EXCHANGES[arena] = NamelessFile(Path(tempfile.gettempdir()), DiskShare(1 << 30))
+    return _EXCHANGES[arena]
 
 
 def submitter(engine: Engine):
@@ -90,9 +108,10 @@ def submitter(engine: Engine):
 class Holder:
     """Holds some blocks through `submit`, a coroutine function that carries out a command."""
 
-    def __init__(self, submit, arena: Arena, blocks: list[BlockSpec]):
+    def __init__(self, submit, arena: Arena, blocks: list[BlockSpec], exchange: NamelessFile | None = None):
         self.submit = submit
         self.arena = arena
+        self.exchange = exchange or exchange_of(arena)
         self.blocks = blocks
         self.begin, self.end = blocks[0].index, blocks[-1].index + 1
         self.dump_bytes: dict[int, int] = {}
@@ -104,6 +123,15 @@ class Holder:
         extent = self.arena.allocate(len(view))
         self.arena.view(extent)[:] = view
         return extent
+
+    async def load_state(self, block: int, data: bytes):
+        """Load a state file; its place in the exchange file is free afterwards."""
+        place = self.exchange.take(len(data))
+        try:
+            self.exchange.part(place).write(0, data)
+            return await self.submit(LoadState(block=block, state=place))
+        finally:
+            self.exchange.give(place)
 
     def floats(self, extent: Extent) -> np.ndarray:
         return np.frombuffer(self.arena.view(extent), dtype=np.float32)
@@ -123,9 +151,7 @@ class Holder:
                 PrepareBlock(block=spec.index, graph=pack_block(spec), update=UPDATE, keeps=keeps, **options)
             )
             self.dump_bytes[spec.index] = prepared.dump_bytes
-            state = self.put(state_file(model, spec))
-            await self.submit(LoadState(block=spec.index, state=state))
-            self.release(state)
+            await self.load_state(spec.index, state_file(model, spec))
 
     async def forward(self, task, number, inputs=None, *, train=True):
         """Returns (output extents, loss, extents that stay in use until the backward)."""
@@ -186,11 +212,12 @@ class Holder:
         return whole
 
     async def state(self, block) -> bytes:
-        extent = self.arena.allocate(self.dump_bytes[block])
-        dumped = await self.submit(DumpState(block=block, extent=extent))
-        data = bytes(self.arena.view(extent)[: dumped.nbytes])
-        self.release(extent)
-        return data
+        place = self.exchange.take(self.dump_bytes[block])
+        try:
+            dumped = await self.submit(DumpState(block=block, extent=place))
+            return bytes(read(self.exchange.part(place), 0, dumped.nbytes))
+        finally:
+            self.exchange.give(place)
 
     async def inspect(self, extent):
         return await self.submit(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from tests.amounts import examples
 
 LAYOUT = [("wte.weight", (4, 3)), ("scale", ()), ("bias", (5,))]
@@ -29,9 +29,9 @@ def make_state(version: int = 7, kept: tuple[str, ...] = KEPT) -> block_state.Bl
 @pytest.mark.parametrize("kept", [(), ("momentum_buffer",), KEPT, (*KEPT, "outer_anchor", "outer_momentum")])
 def test_round_trip_keeps_every_bit(kept: tuple[str, ...]) -> None:
     before = make_state(kept=kept)
-    data = block_state.dump(before, 2, LAYOUT)
-    assert len(data) <= block_state.file_bytes(LAYOUT, 1 + len(kept))
-    after = block_state.load(data, 2, LAYOUT, kept)
+    data = state_file.dump(before, 2, LAYOUT)
+    assert len(data) <= state_file.file_bytes(LAYOUT, 1 + len(kept))
+    after = state_file.load(data, 2, LAYOUT, kept)
     assert after.version == 7
     assert before.vectors().keys() == after.vectors().keys() == {"", *kept}
     for name, vector in before.vectors().items():
@@ -41,27 +41,27 @@ def test_round_trip_keeps_every_bit(kept: tuple[str, ...]) -> None:
 
 def test_what_this_runs_optimizer_does_not_keep_is_refused() -> None:
     with pytest.raises(ProtocolError, match="nobody asked"):
-        block_state.load(
-            block_state.dump(make_state(), 2, LAYOUT), 2, LAYOUT, ("exp_avg", "momentum_buffer", "other")
+        state_file.load(
+            state_file.dump(make_state(), 2, LAYOUT), 2, LAYOUT, ("exp_avg", "momentum_buffer", "other")
         )
 
 
 def test_equal_states_are_equal_bytes() -> None:
-    assert len({block_state.dump(make_state(), 2, LAYOUT) for _ in range(20)}) == 1
+    assert len({state_file.dump(make_state(), 2, LAYOUT) for _ in range(20)}) == 1
 
 
 def test_zeros_are_left_out_and_come_back() -> None:
     initial = block_state.BlockState(version=0, parameters=make_state().parameters)
     zeros = dict.fromkeys(KEPT, np.zeros(COUNT, np.float32))
     held = block_state.BlockState(version=0, parameters=initial.parameters, optimizer=zeros)
-    data = block_state.dump(held, 0, LAYOUT)
-    assert data == block_state.dump(initial, 0, LAYOUT)
-    assert held.digest() == initial.digest() == block_state.load(data, 0, LAYOUT, KEPT).digest()
+    data = state_file.dump(held, 0, LAYOUT)
+    assert data == state_file.dump(initial, 0, LAYOUT)
+    assert held.digest() == initial.digest() == state_file.load(data, 0, LAYOUT, KEPT).digest()
 
 
 def test_block_without_parameters() -> None:
     empty = block_state.BlockState(version=0, parameters=np.zeros(0, np.float32))
-    assert block_state.load(block_state.dump(empty, 1, []), 1, [], KEPT).version == 0
+    assert state_file.load(state_file.dump(empty, 1, []), 1, [], KEPT).version == 0
 
 
 @pytest.mark.parametrize("name", ["", *KEPT])
@@ -118,22 +118,22 @@ LABEL = {"state": "block 2 version 7"}
 )
 def test_malformed_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        block_state.load(data, 2, LAYOUT, KEPT)
+        state_file.load(data, 2, LAYOUT, KEPT)
 
 
 def test_deep_header_is_refused() -> None:
     header = json.dumps({"__metadata__": LABEL}).encode()[:-1] + b',"x":' + b"[" * 1500
     with pytest.raises(ProtocolError):
-        block_state.load(len(header).to_bytes(8, "little") + header, 2, LAYOUT, KEPT)
+        state_file.load(len(header).to_bytes(8, "little") + header, 2, LAYOUT, KEPT)
 
 
 @examples(300)
 @given(position=st.integers(0, 10_000), value=st.integers(0, 255), cut=st.integers(0, 10_000))
 def test_damage_gives_protocol_error_or_another_valid_state(position: int, value: int, cut: int) -> None:
-    data = bytearray(block_state.dump(make_state(), 2, LAYOUT))
+    data = bytearray(state_file.dump(make_state(), 2, LAYOUT))
     data[position % len(data)] = value
     try:
-        loaded = block_state.load(bytes(data[: len(data) - cut % 3]), 2, LAYOUT, KEPT)
+        loaded = state_file.load(bytes(data[: len(data) - cut % 3]), 2, LAYOUT, KEPT)
     except ProtocolError:
         return
     assert loaded.parameters.shape == (COUNT,)

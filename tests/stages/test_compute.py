@@ -19,7 +19,7 @@ import uvloop
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.block.block_state import load
+from hetpeer.stages.block.state_file import load
 from hetpeer.stages.ipc import compute as compute_module
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.block_commands import DropTask, Info, Shutdown, Unload, WarmUp
@@ -115,7 +115,7 @@ async def test_two_workers_train_bit_for_bit_as_plain_autograd():
     computes = await asyncio.gather(*(Compute.start(CONFIG, WORKER) for _ in range(2)))
     try:
         holders = [
-            Holder(compute.submit, compute.arena, part)
+            Holder(compute.submit, compute.arena, part, compute.exchange)
             for compute, part in zip(computes, (blocks[:1], blocks[1:]), strict=True)
         ]
         for holder in holders:

@@ -259,8 +259,7 @@ async def test_graphs_end_with_the_backward_the_drop_and_the_block(holder):
     for task in ("a", "b", "evaluated", "never"):
         with refused("HP-WORK-001", f"no graph is kept of task {task}"):
             await holder.backward(task, 0)
-    state = holder.put(state_file(MODEL, holder.blocks[0]))
-    await holder.submit(c.LoadState(block=0, state=state))
+    await holder.load_state(0, state_file(MODEL, holder.blocks[0]))
     with refused("HP-WORK-001", "no graph is kept of task c"):
         await holder.backward("c", 0)
 
@@ -270,7 +269,7 @@ async def test_what_is_loaded_is_checked(engine, arena):
     holder = Holder(submitter(engine), arena, [first])
     graph = pack_block(first)
     with refused("HP-WORK-001", "block 0 is not prepared"):
-        await holder.submit(c.LoadState(block=0, state=holder.put(b"x")))
+        await holder.load_state(0, b"x")
     with refused("HP-WORK-001", "says it is block 0"):
         await holder.submit(c.PrepareBlock(block=1, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "block"):
@@ -292,7 +291,7 @@ async def test_what_is_loaded_is_checked(engine, arena):
         await holder.submit(c.PrepareBlock(block=0, graph=graph, update={}, keeps=KEPT))
     await holder.submit(c.PrepareBlock(block=0, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "state"):
-        await holder.submit(c.LoadState(block=0, state=holder.put(state_file(MODEL, second))))
-    await holder.submit(c.LoadState(block=0, state=holder.put(state_file(MODEL, first))))
+        await holder.load_state(0, state_file(MODEL, second))
+    await holder.load_state(0, state_file(MODEL, first))
     await holder.submit(c.Unload(block=0))
     assert (await holder.submit(c.Info())).blocks == ()

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from hetpeer.stages.block.block_state import load
+from hetpeer.stages.block.state_file import load
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
@@ -40,7 +40,7 @@ async def test_state_goes_out_and_comes_back_with_its_digest(holder, engine, are
     assert load(data, 1, layout(spec), KEPT).digest() == applied.digest
     other = Holder(submitter(cpu_engine(arena)), arena, [spec])
     await other.submit(c.PrepareBlock(block=1, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
-    loaded = await other.submit(c.LoadState(block=1, state=other.put(data)))
+    loaded = await other.load_state(1, data)
     assert (loaded.version, loaded.digest) == (1, applied.digest)
     both = [await one.apply(spec, gradient, 1.0) for one in (holder, other)]
     assert both[0].digest == both[1].digest
@@ -221,7 +221,7 @@ async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     holder.dump_bytes[0] = (await holder.submit(prepare)).dump_bytes
     file = state_file(MODEL, spec)
     first = load(file, 0, layout(spec), keeps)
-    loaded = await holder.submit(c.LoadState(block=0, state=holder.put(file)))
+    loaded = await holder.load_state(0, file)
     assert loaded.digest == first.digest(), "what a run begins with is not in its files"
     await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
     total = first.parameters + np.float32(2.0)
@@ -230,7 +230,7 @@ async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     after = load(file, 0, layout(spec), keeps)
     assert np.allclose(after.parameters, first.parameters + 1.0, atol=1e-6)
     assert (after.optimizer["outer_anchor"] == after.parameters).all()
-    again = await holder.submit(c.LoadState(block=0, state=holder.put(file)))
+    again = await holder.load_state(0, file)
     assert again.digest == after.digest()
 
 
@@ -245,7 +245,7 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
             c.PrepareBlock(block=0, graph=pack_block(spec), update=falling, keeps=KEPT)
         )
         holder.dump_bytes[0] = prepared.dump_bytes
-        await holder.submit(c.LoadState(block=0, state=holder.put(state_file(MODEL, spec))))
+        await holder.load_state(0, state_file(MODEL, spec))
         one = {
             "block": 0,
             "gradient": holder.put(gradient),
@@ -333,7 +333,7 @@ async def test_a_stale_gradient_is_compensated_for_what_was_applied_meanwhile(ar
     alone = Holder(submitter(cpu_engine(arena)), arena, [spec])
     prepared = await alone.submit(c.PrepareBlock(block=0, graph=pack_block(spec), update=plain, keeps=()))
     alone.dump_bytes[0] = prepared.dump_bytes
-    await alone.submit(c.LoadState(block=0, state=alone.put(state_file(MODEL, spec))))
+    await alone.load_state(0, state_file(MODEL, spec))
 
     async def parameters():
         return load(await alone.state(0), 0, layout(spec), ()).parameters.copy()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import state_file
 from hetpeer.stages.graph.block_spec import SAFETENSORS, TensorSpec
 from tests.amounts import examples
 
@@ -99,8 +99,8 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_lies_of_the_header(lie):
     for load in (
-        lambda data: block_state.load(data, 2, LAYOUT, KEPT),
-        lambda data: block_state.load_constants(data, SPECS),
+        lambda data: state_file.load(data, 2, LAYOUT, KEPT),
+        lambda data: state_file.load_constants(data, SPECS),
     ):
         with pytest.raises(ProtocolError):
             load(LIES[lie])
@@ -111,14 +111,14 @@ def test_lies_of_the_header(lie):
 )
 def test_lies_about_the_block(metadata):
     with pytest.raises(ProtocolError):
-        block_state.load(changed("__metadata__", to=metadata), 2, LAYOUT, KEPT)
+        state_file.load(changed("__metadata__", to=metadata), 2, LAYOUT, KEPT)
 
 
 def test_what_is_not_a_lie():
-    assert block_state.load(GOOD, 2, LAYOUT, KEPT).version == 7
-    constants = block_state.load_constants(GOOD, {name: SPECS[name] for name in ("w", "s")})
+    assert state_file.load(GOOD, 2, LAYOUT, KEPT).version == 7
+    constants = state_file.load_constants(GOOD, {name: SPECS[name] for name in ("w", "s")})
     assert constants == {"w": np.ones(12, np.float32).tobytes(), "s": np.ones(1, np.float32).tobytes()}
-    assert block_state.load_constants(GOOD, {}) == {}
+    assert state_file.load_constants(GOOD, {}) == {}
 
 
 def test_constants_of_every_dtype():
@@ -127,7 +127,7 @@ def test_constants_of_every_dtype():
 
     tensors = {dtype: torch.zeros(3, dtype=getattr(torch, dtype)) for dtype in SAFETENSORS}
     specs = {dtype: TensorSpec(shape=(3,), dtype=dtype) for dtype in tensors}
-    loaded = block_state.load_constants(save_torch(tensors), specs)
+    loaded = state_file.load_constants(save_torch(tensors), specs)
     assert {name: len(raw) for name, raw in loaded.items()} == {
         name: spec.nbytes for name, spec in specs.items()
     }
@@ -151,8 +151,8 @@ def test_any_value_anywhere_in_the_header(data):
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before, began = status_kib("VmRSS"), time.process_time()
     for load in (
-        lambda data: block_state.load(data, 2, LAYOUT, KEPT),
-        lambda data: block_state.load_constants(data, SPECS),
+        lambda data: state_file.load(data, 2, LAYOUT, KEPT),
+        lambda data: state_file.load_constants(data, SPECS),
     ):
         with contextlib.suppress(ProtocolError):
             load(file_of(header))

@@ -10,7 +10,8 @@ import pytest_asyncio
 import torch
 from torch import Tensor
 
-from hetpeer.stages.block.block_state import BlockState, dump, layout_of, split
+from hetpeer.stages.block.block_state import BlockState, layout_of, split
+from hetpeer.stages.block.state_file import dump
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.interpreter import SYMBOLS
@@ -74,8 +75,11 @@ class Stage:
             vector = np.zeros(spec.vector_count, np.float32)
             for name, part in split(vector, layout_of(spec)):
                 part[...] = tensors[name].numpy()
-            state = self.put(dump(BlockState(version=0, parameters=vector), spec.index, layout_of(spec)))
-            await self._compute.submit(c.LoadState(block=spec.index, state=state))
+            state = dump(BlockState(version=0, parameters=vector), spec.index, layout_of(spec))
+            place = self._compute.exchange.take(len(state))
+            self._compute.exchange.part(place).write(0, state)
+            await self._compute.submit(c.LoadState(block=spec.index, state=place))
+            self._compute.exchange.give(place)
 
     async def forward(
         self, number: int, of: int, inputs: Mapping[str, Tensor], data: Mapping[str, Tensor]

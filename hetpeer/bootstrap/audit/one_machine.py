@@ -38,11 +38,12 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.arithmetic import arithmetic_of
-from hetpeer.stages.block.block_state import dump, layout_of, load_constants
+from hetpeer.stages.block.block_state import layout_of
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
 from hetpeer.stages.block.rounding import ROOM, UNIT
+from hetpeer.stages.block.state_file import dump, load_constants
 from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS

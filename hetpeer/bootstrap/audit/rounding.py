@@ -23,7 +23,7 @@ import numpy as np
 
 from hetpeer.bootstrap.audit.replay_script import Difference, ReplayStep, Segment
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import state_file
 from hetpeer.stages.block.block_state import BlockState, Layout
 from hetpeer.stages.block.rounding import ROOM, UNIT
 
@@ -205,7 +205,7 @@ def compare_states(
 def _load(folder: Path, block: int, layout: Layout, run: BlockState) -> dict[str, Any]:
     """Name → vector in float64, of a state that one_machine.py has saved."""
     kept = sorted(run.optimizer)
-    state = block_state.load((folder / f"block-{block}.safetensors").read_bytes(), block, layout, kept)
+    state = state_file.load((folder / f"block-{block}.safetensors").read_bytes(), block, layout, kept)
     zeros = np.zeros_like(state.parameters)
     vectors = state.vectors()
     return {name: vectors.get(name, zeros).astype(np.float64) for name in ("", *kept)}

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.authoring.sample_weigher import Weigh
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.data.shards import Arrays
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
     from hetpeer.stages.graph.block_wire import pack_block
 
     initial = _initial_state(spec, tensors)
-    state_bytes = block_state.dump(initial, spec.index, block_state.layout_of(spec))
+    state_bytes = state_file.dump(initial, spec.index, block_state.layout_of(spec))
     full = spec.at(spec.batch)
     entry: Fields = {
         "index": spec.index,

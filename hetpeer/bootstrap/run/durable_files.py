@@ -15,10 +15,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Self
 
 from blake3 import blake3
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.file_pieces import PIECE_BYTES, FilePart, OpenFile, pieces
 from hetpeer.dht.base.runtime import process_folder
 
 FILE_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -107,20 +109,72 @@ def atomic_write_parts(path: Path, parts: Iterable[bytes], mode: int = 0o644, *,
 
     Errors of `parts` pass through, with nothing changed.
     """
-    with disk_errors(path, nbytes):
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for part in parts:
-                    file.write(part)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    with GrowingFile(path, nbytes) as file:
+        at, waiting = 0, bytearray()
+        for part in parts:
+            if len(waiting) + len(part) > PIECE_BYTES:
+                file.write(at, waiting)
+                at, waiting = at + len(waiting), bytearray()
+            waiting += part
+        file.write(at, waiting)
+        file.keep(path, mode)
+
+
+class GrowingFile:
+    """A file that gets its name once it is complete; without `keep` nothing is left of it.
+
+    Used as a context manager, by one thread at a time.
+
+        with GrowingFile(path) as file:
+            file.write(0, data)
+            file.keep(path)
+    """
+
+    def __init__(self, path: Path, nbytes: int = 0) -> None:
+        """`path` is the place it is meant for, `nbytes` its size for messages; 0: unknown.
+
+        Raises `LocalError` HP-DISK-001 or HP-DISK-002, as `write` and `keep` do.
+        """
+        self.place = path
+        self._nbytes = nbytes
+        with disk_errors(path, nbytes):
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        self._file = OpenFile(descriptor)
+        self._name: Path | None = Path(name)
+
+    def begin(self, nbytes: int) -> None:
+        """Drop what was written; `nbytes` are to come."""
+        self._nbytes = nbytes
+        with disk_errors(self.place, nbytes):
+            os.ftruncate(self._file.descriptor, 0)
+
+    def write(self, begin: int, data: Any) -> None:
+        """Write the buffer `data` from byte `begin` on."""
+        length = memoryview(data).nbytes
+        with disk_errors(self.place, self._nbytes):
+            FilePart(self._file, begin, length).write(0, data)
+
+    @property
+    def part(self) -> FilePart:
+        """What was written."""
+        return FilePart(self._file, 0, self._file.nbytes)
+
+    def keep(self, path: Path, mode: int = 0o644) -> None:
+        """Give it the name `path`, in the folder that it was meant for; durable when this returns."""
+        assert self._name is not None
+        with disk_errors(path, self._nbytes):
+            os.fchmod(self._file.descriptor, mode)
+            os.fsync(self._file.descriptor)
+            self._name.replace(path)
+            self._name = None
+            sync_folder(path.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name is not None:
+            self._name.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -187,8 +241,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """Blake3 of the content, 64 hex digits. Raises OSError."""
-    return blake3().update_mmap(path).hexdigest()
+    """Blake3 of the content, 64 hex digits, read in pieces. Raises OSError."""
+    hasher = blake3()
+    for piece in pieces(FilePart.whole(path)):
+        hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def safe_join(folder: Path, name: str) -> Path:

@@ -8,16 +8,18 @@ record and the caller appends it to the log. A crash before that leaves files wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, leave_room
+from hetpeer.bootstrap.run.durable_files import GrowingFile, disk_errors, leave_room
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.block import block_state
+from hetpeer.dht.base.file_pieces import FilePart
 from hetpeer.stages.block.block_state import BlockState, Layout
+from hetpeer.stages.block.state_file import StateFile
 
 SPARED_BYTES = 16 << 20
 """Free bytes that checkpoints leave to the log: a run without room for it stands still."""
@@ -43,17 +45,21 @@ class CheckpointStore:
         self._version = version
         self._digests = {}
 
-    def put(self, version: int, block: int, data: bytes, expected_state_digest: str) -> None:
-        """Check and store one block's state; it is on the disk when this returns.
+    def incoming(self) -> IncomingState:
+        """Context with a place for a state that is fetched; nothing stays of it without `put`."""
+        return IncomingState(self._run.checkpoints / "state")
+
+    def put(self, version: int, block: int, state: IncomingState, expected_state_digest: str) -> None:
+        """Check and keep one block's state; it is durable when this returns.
 
         Raises `ProtocolError` for another state, `LocalError` HP-DISK-002; then the block is still missing.
         """
         if version != self._version:
             raise ValueError(f"checkpoint {self._version} is being made, not {version}")
-        self._parse(data, version, block, expected_state_digest)
         path = self._path(version, block, expected_state_digest)
-        leave_room(path, len(data) + SPARED_BYTES)
-        atomic_write(path, data)
+        with disk_errors(path):
+            self._check(state.part, version, block, expected_state_digest)
+        state.keep(path)
         self._digests[block] = expected_state_digest
 
     def has_kept(self, version: int, block: int, state_digest: str) -> bool:
@@ -71,17 +77,19 @@ class CheckpointStore:
         return record_of(version, [self._digests[block] for block in range(len(self._layouts))])
 
     def has(self, record: Record, block: int | None = None) -> bool:
-        """Whether the files of a sealed checkpoint (or of one block) exist; `load` checks their content."""
+        """Whether the files of a sealed checkpoint (or of one block) exist; `open` checks their content."""
         blocks = range(len(record["blocks"])) if block is None else (block,)
         return all(self._path(record["version"], b, record["blocks"][b]).is_file() for b in blocks)
 
-    def load(self, record: Record, block: int) -> bytes:
+    def open(self, record: Record, block: int) -> FilePart:
         """State file of one block. Raises `LocalError` HP-CKPT-001 unless it is the sealed state."""
-        return self._load(record, block)[0]
+        return self._open(record, block)[0]
 
     def load_state(self, record: Record, block: int) -> BlockState:
-        """Parsed state of one block. Raises as `load`."""
-        return self._load(record, block)[1]
+        """State of one block, in memory. Raises as `open`."""
+        _, file = self._open(record, block)
+        with _damaged(self._path(record["version"], block, record["blocks"][block])):
+            return file.state()
 
     def prune(self, sealed: Sequence[Record]) -> None:
         """Delete all files but those of the `sealed` checkpoints and of the one in progress."""
@@ -101,30 +109,46 @@ class CheckpointStore:
             return self._run.state_path(self._run.manifest.blocks[block])
         return self._run.checkpoints / f"v{version:08}-block-{block:03}-{digest[:16]}.safetensors"
 
-    def _load(self, record: Record, block: int) -> tuple[bytes, BlockState]:
-        """File and state of `block` in a checkpoint. Raises `LocalError` HP-CKPT-001 if damaged."""
+    def _open(self, record: Record, block: int) -> tuple[FilePart, StateFile]:
+        """File of `block` in a checkpoint, checked. Raises `LocalError` HP-CKPT-001 if damaged."""
         version, digest = record["version"], record["blocks"][block]
         path = self._path(version, block, digest)
-        try:
-            data = path.read_bytes()
-            return data, self._parse(data, version, block, digest)
-        except (OSError, ProtocolError) as error:
-            why = error.what if isinstance(error, ProtocolError) else error.strerror or str(error)
-            raise LocalError(
-                "HP-CKPT-001",
-                f"checkpoint file {path} is damaged",
-                why=why,
-                fix="restore the file from a copy: another reliable peer has one",
-                exit_code=ExitCode.VERSION,
-            ) from error
+        with _damaged(path):
+            part = FilePart.whole(path)
+            return part, self._check(part, version, block, digest)
 
-    def _parse(self, data: bytes, version: int, block: int, digest: str) -> BlockState:
-        parsed = block_state.load(data, block, self._layouts[block], self._run.manifest.optimizer_state)
-        if parsed.version != version or parsed.digest() != digest:
+    def _check(self, part: FilePart, version: int, block: int, digest: str) -> StateFile:
+        file = StateFile(part, block, self._layouts[block], self._run.manifest.optimizer_state)
+        if file.version != version or file.digest() != digest:
             raise ProtocolError(
                 f"the state of block {block} is not the one of version {version} that was agreed on"
             )
-        return parsed
+        return file
+
+
+class IncomingState(GrowingFile):
+    """A file for a state that is fetched; it leaves SPARED_BYTES of the disk free."""
+
+    def begin(self, nbytes: int) -> None:
+        """Drop what was written; `nbytes` are to come. Raises `LocalError` HP-DISK-002 if they do not fit."""
+        super().begin(nbytes)
+        leave_room(self.place, nbytes + SPARED_BYTES)
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Context that turns what is wrong with a checkpoint's file into `LocalError` HP-CKPT-001."""
+    try:
+        yield
+    except (OSError, ProtocolError) as error:
+        why = error.what if isinstance(error, ProtocolError) else error.strerror or str(error)
+        raise LocalError(
+            "HP-CKPT-001",
+            f"checkpoint file {path} is damaged",
+            why=why,
+            fix="restore the file from a copy: another reliable peer has one",
+            exit_code=ExitCode.VERSION,
+        ) from error
 
 
 def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:

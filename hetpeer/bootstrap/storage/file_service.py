@@ -4,26 +4,31 @@ One request and one answer per stream. Names: `manifest`, `amendment`, `file/<bl
 `state/<cluster>/<version>/<block>`. Every peer serves what it has from its disk; the receiver checks the
 hash, so the source does not matter. Reliable peers also serve `credit`, `credit/<peer id>` and `curves`.
 
-Data that is being sent is in memory once, within a limit (state_cache.py). Without room the answer is `busy`
-besides `missing`: the asker comes again by its own clock. Versions before 5 read only `missing`.
+Files and states are sent and received piece by piece, and are in no peer's memory. What is given to others
+at a time has a limit (state_cache.py). Without room the answer is `busy` besides `missing`: the asker comes
+again by its own clock. Versions before 5 read only `missing`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
+from hetpeer.bootstrap.run.durable_files import GrowingFile
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.state_cache import Borrower, NoRoomError, StateCache
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.file_pieces import FilePart, InMemory, Readable
+from hetpeer.dht.base.runtime import to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 
@@ -45,10 +50,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One answer: `facts` go into the header, `data` is any bytes-like object."""
+    """One answer: `facts` go into the header, `data` is sent piece by piece."""
 
-    data: Any
+    data: Readable
     facts: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, data: bytes) -> Served:
+        """An answer of bytes in memory, without facts."""
+        return cls(InMemory(data), {})
 
 
 class Shelf(Protocol):
@@ -63,7 +73,7 @@ class FileService:
 
     def __init__(self, shelf: Shelf, is_known: Callable[[str], bool] = lambda _peer: False) -> None:
         """`is_known`: whether a peer is a reliable peer, or has a place in the run."""
-        self._lending = StateCache(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
+        self._lending = StateCache(shelf.find, lambda served: served.data.nbytes)
         self._is_known = is_known
 
     async def handle(self, stream: Stream) -> None:
@@ -78,12 +88,14 @@ class FileService:
                 if served is None:
                     await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
                 else:
-                    timeout_s = REQUEST_TIMEOUT_S + len(memoryview(served.data).cast("B")) / SLOWEST
-                    await stream.send({"facts": dict(served.facts)}, served.data, timeout_s=timeout_s)
+                    timeout_s = REQUEST_TIMEOUT_S + served.data.nbytes / SLOWEST
+                    await stream.send_file({"facts": dict(served.facts)}, served.data, timeout_s=timeout_s)
                 await _until_taken(stream, name)
         except NoRoomError:
             await stream.send({"missing": name, "busy": True}, timeout_s=REQUEST_TIMEOUT_S)
             await _until_taken(stream, name)
+        except OSError as error:  # the stream is broken: nobody takes half of it for the whole
+            _log.warning("%s cannot be given: %s", name, error.strerror or error)
 
 
 async def _until_taken(stream: Stream, name: str) -> None:
@@ -112,14 +124,22 @@ class BusyError(RemoteError):
         )
 
 
-async def fetch_patiently(
-    node: Node, peer_id: str, name: str, limit: int
-) -> tuple[bytearray, Mapping[str, Any]]:
-    """`fetch`; ask a busy peer again every BUSY_RETRY_S, for BUSY_S at most."""
+class Target(Protocol):
+    """A place for what is fetched."""
+
+    def begin(self, nbytes: int) -> None:
+        """Make room for `nbytes` bytes, in place of what was there. Raises `LocalError`, as `write` does."""
+
+    def write(self, begin: int, data: Any) -> None:
+        """Write the buffer `data` from byte `begin` on. Called in a thread, one call after the other."""
+
+
+async def fetch_patiently(node: Node, peer_id: str, name: str, limit: int, into: Target) -> Mapping[str, Any]:
+    """`fetch_into`; ask a busy peer again every BUSY_RETRY_S, for BUSY_S at most."""
     end = asyncio.get_running_loop().time() + BUSY_S
     while True:
         try:
-            return await fetch(node, peer_id, name, limit)
+            return await fetch_into(node, peer_id, name, limit, into)
         except BusyError:
             if asyncio.get_running_loop().time() > end:
                 raise
@@ -129,12 +149,33 @@ async def fetch_patiently(
 async def fetch(
     node: Node, peer_id: str, name: str, limit: int, answer_s: float = ANSWER_TIMEOUT_S
 ) -> tuple[bytearray, Mapping[str, Any]]:
-    """Fetch `name` from `peer_id`: at most `limit` bytes, and the facts about it.
+    """Fetch `name`, which is small, from `peer_id`: at most `limit` bytes, and the facts about it.
 
     Raises `RemoteError`, `BusyError` if the peer has no room to give it now.
     """
-    stream = await node.open(peer_id, PROTOCOL)
-    async with stream:
+    async with _asked(node, peer_id, name, limit, answer_s) as (stream, _, facts):
+        return await stream.receive_bytes(limit), facts
+
+
+async def fetch_into(
+    node: Node, peer_id: str, name: str, limit: int, into: Target, answer_s: float = ANSWER_TIMEOUT_S
+) -> Mapping[str, Any]:
+    """Fetch `name` from `peer_id` into a file, piece by piece; returns the facts about it.
+
+    Raises as `fetch`, and what `into` raises.
+    """
+    async with _asked(node, peer_id, name, limit, answer_s) as (stream, nbytes, facts):
+        into.begin(nbytes)
+        await stream.receive_pieces(lambda begin, piece: to_its_end(into.write, begin, piece))
+        return facts
+
+
+@asynccontextmanager
+async def _asked(
+    node: Node, peer_id: str, name: str, limit: int, answer_s: float
+) -> AsyncIterator[tuple[Stream, int, Mapping[str, Any]]]:
+    """Ask for `name`; the stream with the answer's payload, its length, and the facts. Raises as `fetch`."""
+    async with await node.open(peer_id, PROTOCOL) as stream:
         await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
         frame = await stream.receive(payload_limit=limit, timeout_s=answer_s)
         if frame.header.get("busy") is True:
@@ -148,8 +189,7 @@ async def fetch(
                 fix="nothing: others are asked, and this one again",
             )
         facts = frame.header.get("facts")
-        data = await stream.receive_bytes(limit)
-        return data, facts if isinstance(facts, dict) else {}
+        yield stream, frame.payload_length, facts if isinstance(facts, dict) else {}
 
 
 def state_name(cluster: int, version: int, block: int) -> str:
@@ -157,18 +197,40 @@ def state_name(cluster: int, version: int, block: int) -> str:
     return f"state/{cluster}/{version}/{block}"
 
 
-async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
-    """Fetch the file with this blake3 from the first peer that has it; while some are busy, ask all again.
+class _Hashed:
+    """A `Target` in the file `file`, and the hash of what is written."""
 
-    Raises `RemoteError` HP-SYNC-001.
+    def __init__(self, file: GrowingFile) -> None:
+        self._file = file
+        self._hasher = blake3()
+
+    def begin(self, nbytes: int) -> None:
+        self._file.begin(nbytes)
+        self._hasher = blake3()
+
+    def write(self, begin: int, data: Any) -> None:
+        self._hasher.update(data)  # the pieces come in order
+        self._file.write(begin, data)
+
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+
+async def fetch_file(node: Node, peers: Iterable[str], path: Path, digest: str, size: int) -> None:
+    """Fetch the file with this blake3 to `path` from the first peer that has it.
+
+    While some peers are busy, all are asked again. Raises `RemoteError` HP-SYNC-001, `LocalError` HP-DISK-001
+    or HP-DISK-002; `path` is as it was then.
     """
     known, end = list(peers), asyncio.get_running_loop().time() + BUSY_S
     while True:
         try:
-            return await _fetch_file_once(node, known, digest, size)
+            await _fetch_file_once(node, known, path, digest, size)
         except _AllBusyError as busy:
             if asyncio.get_running_loop().time() > end:
                 raise busy.error from busy
+        else:
+            return
         await asyncio.sleep(BUSY_RETRY_S)
 
 
@@ -180,17 +242,20 @@ class _AllBusyError(Exception):
         self.error = error
 
 
-async def _fetch_file_once(node: Node, peers: Sequence[str], digest: str, size: int) -> bytearray:
+async def _fetch_file_once(node: Node, peers: Sequence[str], path: Path, digest: str, size: int) -> None:
     last: RemoteError | None = None
     busy = False
     for peer_id in peers:
-        try:
-            data, _ = await fetch(node, peer_id, f"file/{digest}", size, FILE_TIMEOUT_S)
-        except RemoteError as error:
-            last, busy = error, busy or isinstance(error, BusyError)
-            continue
-        if await asyncio.to_thread(_digest, data) == digest:
-            return data
+        with GrowingFile(path) as file:
+            into = _Hashed(file)
+            try:
+                await fetch_into(node, peer_id, f"file/{digest}", size, into, FILE_TIMEOUT_S)
+            except RemoteError as error:
+                last, busy = error, busy or isinstance(error, BusyError)
+                continue
+            if into.digest() == digest:
+                await to_its_end(file.keep, path)
+                return
         last = RemoteError(
             "HP-SYNC-003",
             f"peer {peer_id} sent a damaged file",
@@ -207,12 +272,8 @@ async def _fetch_file_once(node: Node, peers: Sequence[str], digest: str, size: 
     raise (_AllBusyError(none) if busy else none) from last
 
 
-def _digest(data: bytearray) -> str:
-    return blake3(data).hexdigest()
-
-
-StateSource = Callable[[int, int, int], Awaitable[Served | None]]
-"""(cluster, version, block) → the block's state file, or None if it is not here."""
+StateSource = Callable[[int, int, int], AbstractAsyncContextManager[Served | None]]
+"""(cluster, version, block) → context with the block's state file, or with None if it is not here."""
 Answer = Callable[[str], bytes]
 """Part of a name after its slash (or nothing) → answer. Raises `ProtocolError` for an invalid name."""
 
@@ -238,15 +299,16 @@ class ServedRunFiles:
         """Data for `name`, or None if it is unknown or not here."""
         match name.split("/"):
             case ["manifest"]:
-                yield Served(self._run.signed.data, {})
+                yield Served.of(self._run.signed.data)
             case ["amendment"] if self._membership_config.data:
-                yield Served(self._membership_config.data, {})
+                yield Served.of(self._membership_config.data)
             case ["file", digest] if digest in self._files and self._files[digest].is_file():
-                yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
+                yield Served(FilePart.whole(self._files[digest]), {})
             case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
                 cluster, version, block = map(int, numbers)
-                yield await self._states(cluster, version, block)
+                async with self._states(cluster, version, block) as served:
+                    yield served
             case [kind, *about] if kind in self._answers and len(about) < 2:
-                yield Served(self._answers[kind]("".join(about)), {})
+                yield Served.of(self._answers[kind]("".join(about)))
             case _:
                 yield None

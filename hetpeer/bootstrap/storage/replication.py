@@ -21,6 +21,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage.checkpoints import (
     CheckpointStore,
+    IncomingState,
     best_of,
     initial_record,
     record_of,
@@ -38,7 +39,7 @@ from hetpeer.dht.base.runtime import to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.stages.block.block_state import file_bytes
+from hetpeer.stages.block.state_file import file_bytes
 
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0
@@ -144,9 +145,10 @@ class CheckpointReplication:
             digests = []
             for block, saver in sorted(order.savers.items()):
                 name = state_name(cluster, version, block)
-                data, facts = await fetch_patiently(self._node, saver, name, self._limits[block])
-                digests.append(str(facts.get("digest", "")))
-                await to_its_end(self._store.put, version, block, bytes(data), digests[-1])
+                with self._store.incoming() as state:
+                    facts = await fetch_patiently(self._node, saver, name, self._limits[block], state)
+                    digests.append(str(facts.get("digest", "")))
+                    await to_its_end(self._store.put, version, block, state, digests[-1])
             collected = self._collected = record_of(version, digests, cluster)
         others = [peer for peer in members if peer != self._node.peer_id]
         keep = _Keep(version=version, cluster=cluster, blocks=tuple(digests))
@@ -236,13 +238,14 @@ class CheckpointReplication:
             for block, digest in enumerate(record["blocks"]):
                 if not self._store.has_kept(version, block, digest):
                     name = state_name(record.get("cluster", 0), version, block)
-                    data = await self._first(sources, name, self._limits[block])
-                    await to_its_end(self._store.put, version, block, data, digest)
+                    with self._store.incoming() as state:
+                        await self._fetch(sources, name, self._limits[block], state)
+                        await to_its_end(self._store.put, version, block, state, digest)
             others = [one for one in self._copied if one["blocks"] != record["blocks"]]
             self._copied = [*others, record][-KEPT:]
 
-    async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
-        """The file `name` from the first of `sources` that gives it. Raises the last `RemoteError`."""
+    async def _fetch(self, sources: Iterable[str], name: str, limit: int, into: IncomingState) -> None:
+        """`name` from the first of `sources` that gives it. Raises the last `RemoteError`; HP-DISK-*."""
         last = RemoteError(
             "HP-SYNC-001",
             f"no peer could give {name}",
@@ -251,10 +254,11 @@ class CheckpointReplication:
         )
         for peer in sources:
             try:
-                data, _ = await fetch_patiently(self._node, peer, name, limit)
-                return bytes(data)
+                await fetch_patiently(self._node, peer, name, limit, into)
             except RemoteError as error:
                 last = error
+            else:
+                return
         raise last
 
     # ── those that count ────────────────────────────────────────────────────────────────────────────────────
@@ -275,15 +279,17 @@ class CheckpointReplication:
             async with self._alone():
                 await self._prune()
 
-    async def state(self, cluster: int, version: int, block: int) -> Served | None:
-        """State of a block in a checkpoint here, or None."""
+    @asynccontextmanager
+    async def state(self, cluster: int, version: int, block: int) -> AsyncIterator[Served | None]:
+        """Context with the state of a block in a checkpoint here, or with None."""
         known = [self._initial, *self._sealed, *filter(None, [self._collected])]
         which = (cluster if version else 0, version)
         record = next((r for r in reversed(known) if (r.get("cluster", 0), r["version"]) == which), None)
         if record is None or not 0 <= block < len(self._limits) or not self._store.has(record, block):
-            return None
-        data = await asyncio.to_thread(self._store.load, record, block)
-        return Served(data, {"digest": record["blocks"][block]})
+            yield None
+            return
+        part = await asyncio.to_thread(self._store.open, record, block)
+        yield Served(part, {"digest": record["blocks"][block]})
 
 
 def _is_past(one: Record, sealed: Record) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Self
 import msgpack
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.file_pieces import Readable, read
 from hetpeer.dht.base.untrusted import decode_map
 from hetpeer.dht.identity.addresses import customer_in
 from hetpeer.dht.streams.abuse import (
@@ -48,6 +49,9 @@ DEFAULT_PAYLOAD_LIMIT = 1 << 30
 GUARD_S = 1.0
 """Seconds between looks at an incomplete frame."""
 _SKIP_CHUNK = 256 * 1024
+FILE_PIECE = 1 << 20
+"""Bytes of a file that are in memory at a time while it is sent or received; many transfers may be under way.
+"""
 
 
 def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
@@ -161,6 +165,33 @@ class Stream:
                 await self._wire.write([head, *buffers])
             self._use(len(buffers))
 
+    async def send_file(
+        self, header: Mapping[str, Any], source: Readable, *, timeout_s: float | None = None
+    ) -> None:
+        """Send one frame with the bytes of `source` as its payload, which are read piece by piece.
+
+        As `send`; also raises OSError if the source cannot be read, and breaks the stream then.
+        """
+        head = encode_head(header, source.nbytes)
+        up = self._throttle.up if self._throttle is not None else None
+        async with _Deadline(self, timeout_s, "took no data"), self._sending:
+            self._use(source.nbytes)
+            if up is not None:
+                up.passed(len(head))
+            try:
+                await self._wire.write([head])
+                for begin in range(0, source.nbytes, FILE_PIECE):
+                    size = min(FILE_PIECE, source.nbytes - begin)
+                    piece = memoryview(await asyncio.to_thread(read, source, begin, size))
+                    for part in (piece,) if up is None or up.unlimited else up.pieces(piece):
+                        if up is not None:
+                            await up.turn(len(part))
+                        await self._wire.write([part])
+            except BaseException:
+                self._wire.abort("a file was given up half-way")
+                raise
+            self._use(source.nbytes)
+
     def count(self, traffic: PeerTraffic) -> None:
         """Judge this stream together with the peer's others, whose bytes count in `traffic` too."""
         self._wire.count(traffic)
@@ -237,6 +268,28 @@ class Stream:
         data = bytearray(self._payload_left)
         await self.receive_into(data, timeout_s=timeout_s)
         return data
+
+    async def receive_pieces(self, take: Callable[[int, memoryview], Awaitable[None]]) -> None:
+        """Have `take(begin, piece)` take the payload piece by piece; a piece is valid until it returns.
+
+        Errors as `receive_into`, and those of `take`. Any of them, and a cancellation, breaks the stream.
+        """
+        buffer = memoryview(bytearray(min(self._payload_left, FILE_PIECE)))
+        down = self._throttle.down if self._throttle is not None else None
+        length = self._payload_left
+        try:
+            async with _Guard(self, length):
+                for begin in range(0, length, FILE_PIECE):
+                    piece = buffer[: length - begin]
+                    for part in (piece,) if down is None or down.unlimited else down.pieces(piece):
+                        if down is not None:
+                            await down.turn(len(part))
+                        await self._wire.read_into(part)
+                    await take(begin, piece)
+        except BaseException:
+            self._wire.abort("a payload was given up half-way")
+            raise
+        self._payload_left = 0
 
     async def skip(self) -> None:
         """Read and drop the payload; errors as `receive_into`."""

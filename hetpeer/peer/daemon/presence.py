@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -192,9 +192,10 @@ async def _refused(stream: Stream) -> None:
     stream.abort()
 
 
-async def no_state(_cluster: int, _version: int, _block: int) -> Served | None:
+@contextlib.asynccontextmanager
+async def no_state(_cluster: int, _version: int, _block: int) -> AsyncIterator[Served | None]:
     """State source of a peer without states."""
-    return None
+    yield None
 
 
 # ── credentials ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,6 +15,7 @@ import math
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
@@ -97,7 +98,8 @@ async def start_compute(
     """Start a compute worker; returns it, the offer and the device's name. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
     ram = _offered(share_or_bytes(settings.limits.ram), device.survey().ram_free_bytes)
-    compute = await life.enter_async_context(_running_compute(settings, ram))
+    disk = _offered(share_or_bytes(settings.limits.disk), shutil.disk_usage(home.path).free)
+    compute = await life.enter_async_context(_running_compute(settings, ram, home.path, disk))
     try:
         speed = (await compute.submit(c.WarmUp())).flops_per_second
         info = await compute.submit(c.Info())
@@ -107,12 +109,10 @@ async def start_compute(
     governing.computes_on(settings.compute.device, info.device_uuid)
     memory = memory_offered(ram, info, share(settings.limits.gpu_memory))
     say(computes_on(info, memory))
-    disk = _offered(share_or_bytes(settings.limits.disk), shutil.disk_usage(home.path).free)
     offer = Offer(
         memory_bytes=memory,
         uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
         flops_per_second=speed,
-        disk_bytes=disk,
         name=settings.node.name,
         in_ram=not on_gpu(info),
         arithmetic=info.arithmetic,
@@ -263,7 +263,7 @@ def doing(phase: Phase, *, in_touch: bool) -> Does:
 
 
 @contextlib.asynccontextmanager
-async def _running_compute(settings: Settings, ram: int) -> AsyncIterator[Compute]:
+async def _running_compute(settings: Settings, ram: int, folder: Path, disk: int) -> AsyncIterator[Compute]:
     """Context with a compute worker, ended at its end."""
     config = ComputeConfig(
         device=settings.compute.device,
@@ -271,6 +271,8 @@ async def _running_compute(settings: Settings, ram: int) -> AsyncIterator[Comput
         nice=settings.limits.nice,
         gpu_memory=share(settings.limits.gpu_memory),
         arena_bytes=max(ram, MIN_ARENA_BYTES),
+        folder=folder,
+        disk_bytes=disk,
     )
     compute = await Compute.start(config, WORKER)
     try:

@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetpeer.averaging.effects import FetchState
+from hetpeer.bootstrap.run.durable_files import safe_join
 from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
-from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
+from hetpeer.bootstrap.storage.file_service import fetch_file, fetch_into, state_name
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import going_on
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.find_run import amended
 from hetpeer.peer.preparation.disk_room import Room
-from hetpeer.peer.process.home import place_file
-from hetpeer.stages.block.block_state import file_bytes, layout_of, load_constants
+from hetpeer.peer.transport.exchange import PassingState, StateRoomError
+from hetpeer.stages.block.block_state import layout_of
 from hetpeer.stages.block.device import efficiency
+from hetpeer.stages.block.state_file import file_bytes, load_constants
 from hetpeer.stages.graph.block_spec import BlockSpec, times_forward
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
@@ -102,8 +104,8 @@ class RunFiles:
 
     async def _fetch(self, folder: Path, reference: FileRef, peers: Iterable[str]) -> None:
         async with self._turns, self.room.for_file(reference.bytes):
-            data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
-            await asyncio.to_thread(place_file, folder, reference, data)
+            path = safe_join(folder, reference.name)
+            await fetch_file(self._node, peers, path, reference.blake3, reference.bytes)
 
     async def graph(self, block: int) -> bytes:
         """The graph of `block`, fetched if need be. Raises as `need`."""
@@ -129,6 +131,8 @@ class StateFetcher:
         self._compute = compute
         self._reliable = reliable
         self._vectors = 1 + kept
+        self._said = False
+        """Whether it was said that the disk has no room."""
 
     async def load(
         self,
@@ -139,8 +143,8 @@ class StateFetcher:
         loaded.
 
         Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version
-        is no longer wanted. Raises `WorkerDiedError`, and `LocalError` HP-MEM-* if there is no memory for it:
-        another try would not help.
+        is no longer wanted. Raises `WorkerDiedError`, `LocalError` HP-MEM-* if there is no memory for it, and
+        `StateRoomError` if `limits.disk` is too small: another try would not help.
         """
         return {spec.index: await self._load_block(order, spec) for spec in specs}
 
@@ -154,14 +158,18 @@ class StateFetcher:
         limit = file_bytes(layout_of(spec), self._vectors)
         while True:
             for peer, name in places:
+                state = PassingState(self._compute.exchange)
                 try:
-                    data, _ = await fetch(self._node, peer, name, limit)
-                    loaded = await self._load_into_worker(spec.index, data)
+                    await fetch_into(self._node, peer, name, limit, state)
+                    loaded = await self._load_into_worker(spec.index, state)
                 except (RemoteError, LocalError) as error:
                     if isinstance(error, LocalError) and error.code.startswith(HOPELESS):
                         raise
+                    await self._wait_for_room(error)
                     _log.debug("state of block %d from %s: %s", spec.index, short_id(peer), error)
                     continue
+                finally:
+                    state.drop()
                 if loaded.version == version and digest in (None, loaded.digest):
                     return loaded.digest
                 _log.warning(
@@ -169,18 +177,27 @@ class StateFetcher:
                 )
             await asyncio.sleep(RETRY_S)
 
-    async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
-        """Load a state file into the worker through the arena."""
-        extent = await _room(self._compute.arena, len(data))
-        self._compute.arena.view(extent)[:] = data
+    async def _wait_for_room(self, error: RemoteError | LocalError) -> None:
+        """If there was no room for a state, say so once and wait. Raises `error` if there will be none."""
+        if isinstance(error, StateRoomError):
+            if not error.ever:
+                raise error
+            if not self._said:
+                self._said = True
+                _log.warning("%s; it is tried again", error)
+            await asyncio.sleep(PREPARE_RETRY_S)
+
+    async def _load_into_worker(self, block: int, state: PassingState) -> Loaded:
+        """Load a state file into the worker."""
+        state.use()
 
         async def load() -> Loaded:
             try:
-                return await self._compute.submit(c.LoadState(block=block, state=extent))
+                return await self._compute.submit(c.LoadState(block=block, state=state.extent))
             finally:
-                self._compute.arena.release(extent)
+                state.drop()
 
-        # The version may be unwanted by now; the worker reads all the same, and the extent stays until then.
+        # The version may be unwanted by now; the worker reads all the same, and the place stays until then.
         return await going_on(load())
 
 

@@ -11,9 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, safe_join
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.bootstrap.run.manifest import SignedManifest
-from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
@@ -123,10 +122,3 @@ class Home:
     def trace_path(self, run: RunDirectory, process: int) -> Path:
         """Path of one process's trace of `run`."""
         return run.path / "traces" / f"{process}{SUFFIX}"
-
-
-def place_file(folder: Path, reference: FileRef, data: bytes | bytearray) -> Path:
-    """Write a fetched file of the manifest; the caller has checked its hash."""
-    path = safe_join(folder, reference.name)
-    atomic_write(path, bytes(data))
-    return path

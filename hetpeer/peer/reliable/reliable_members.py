@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,8 +114,7 @@ async def mirror(directory: Path, goal: Destination, home: Home) -> None:
             atomic_write(folder / "identity.key", home.reliable_key.read_bytes(), mode=0o600)
             peers = list(dict.fromkeys((found.peer, *(address.peer_id for address in goal.addresses))))
             for reference, path in RunDirectory(folder, signed).files():
-                data = await fetch_file(node, peers, reference.blake3, reference.bytes)
-                await asyncio.to_thread(atomic_write, path, bytes(data))
+                await fetch_file(node, peers, path, reference.blake3, reference.bytes)
         _note(mark, directory)
     finally:
         await node.close()

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hetpeer.averaging.effects import SaveState
@@ -14,6 +16,7 @@ from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.peer.transport.exchange import PassingState, StateRoomError
 from hetpeer.peer.transport.tensor_store import WorkerPosts
 from hetpeer.stages.ipc.worker_messages import CommandFailedError
 
@@ -21,6 +24,15 @@ STATE_WAIT_S = 20.0
 """Seconds that a request for a new state waits at most while the holder still applies the update."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A state as the worker held it, `nbytes` long."""
+
+    state: PassingState
+    nbytes: int
+    digest: str
 
 
 class HeldStates:
@@ -33,59 +45,102 @@ class HeldStates:
         self._member = member
         self._posts: WorkerPosts | None = None
         self._state_bytes: Mapping[int, int] = {}
-        self._snapshots: dict[tuple[TermView, int, int], tuple[bytes, str]] = {}
-        """(term-view, version, block) → the copy and its digest. A version differs between term-views."""
+        self._snapshots: dict[tuple[TermView, int, int], _Copy] = {}
+        """(term-view, version, block) → the copy. A version differs between term-views."""
         self._changed = changed
 
     def use(self, posts: WorkerPosts | None, state_bytes: Mapping[int, int]) -> None:
         """Serve what the worker of `posts` holds. `state_bytes`: block → most bytes of its state file."""
         self._posts, self._state_bytes = posts, state_bytes
-        self._snapshots = {}
+        self._drop(list(self._snapshots))
 
     def snapshot(self, order: SaveState) -> list[Coroutine[Any, Any, None]]:
         """Copy the states of `order` for a checkpoint. The copies are posted before this returns, so no later
-        update changes them; the caller awaits the returned coroutines, which store them.
+        update changes them; the caller awaits the returned coroutines, which keep them.
+
+        A state that there is no room for is not copied: the checkpoint is tried again.
         """
         assert self._posts is not None
         at = (order.line, order.version)
-        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[:2] == at}
-        return [
-            self._keep((*at, block), digest, self._posts.dump(block, self._state_bytes[block]))
-            for block, digest in order.digests.items()
-        ]
+        self._drop([key for key in self._snapshots if key[:2] != at])
+        copying = []
+        for block, digest in order.digests.items():
+            try:
+                state, written = self._posts.dump(block, self._state_bytes[block])
+            except StateRoomError as error:
+                _log.warning("%s", error)
+                continue
+            copying.append(self._keep((*at, block), digest, state, written))
+        return copying
 
     async def _keep(
-        self, key: tuple[TermView, int, int], digest: str, copied: Coroutine[Any, Any, bytes]
+        self,
+        key: tuple[TermView, int, int],
+        digest: str,
+        state: PassingState,
+        written: Coroutine[Any, Any, int],
     ) -> None:
-        self._snapshots[key] = (await copied, digest)
-        self._changed.set()
+        try:
+            nbytes = await written
+        except BaseException as error:
+            state.drop()
+            if not isinstance(error, CommandFailedError):
+                raise
+            _log.warning("block %d is not copied for the checkpoint: %s", key[2], error)
+        else:
+            self._drop([key])
+            self._snapshots[key] = _Copy(state, nbytes, digest)
+            self._changed.set()
 
-    async def find(self, cluster: int, version: int, block: int) -> Served | None:
-        """State of `block` at `version`: the copy for the checkpoint, else a new copy from the worker.
+    def _drop(self, keys: Iterable[tuple[TermView, int, int]]) -> None:
+        """Forget copies."""
+        for key in keys:
+            if (copy := self._snapshots.pop(key, None)) is not None:
+                copy.state.drop()
+
+    @asynccontextmanager
+    async def find(self, cluster: int, version: int, block: int) -> AsyncIterator[Served | None]:
+        """Context with the state of `block` at `version`: the copy for the checkpoint, else a new one.
 
         Waits up to STATE_WAIT_S if the update in progress leads to `version`. None if we cannot give it: our
-        cluster or version is another, the wait is over, or the worker failed.
+        cluster or version is another, the wait is over, there is no room, or the worker failed.
         """
-        if cluster != self._member.line.cluster:
-            return None
         try:
-            async with asyncio.timeout(STATE_WAIT_S):
-                while True:
-                    if kept := self._snapshots.get((self._member.line, version, block)):
-                        return Served(kept[0], {"digest": kept[1]})
-                    if self._holds(version, block) and self._posts is not None:
-                        # `dump` posts its command now, so the worker copies before any later update. The
-                        # digest is read before the await for the same reason.
-                        copied = self._posts.dump(block, self._state_bytes[block])
-                        digest = self._member.position.digests[block]
-                        return Served(await copied, {"digest": digest})
-                    if not self._may_come(version):
-                        return None
-                    self._changed.clear()
-                    await self._changed.wait()
+            found = await self._find(cluster, version, block)
         except (TimeoutError, CommandFailedError, LocalError) as error:
             _log.debug("state of block %d at %d is not given: %s", block, version, error)
+            found = None
+        if found is None:
+            yield None
+            return
+        try:
+            yield Served(found.state.part(found.nbytes), {"digest": found.digest})
+        finally:
+            found.state.drop()
+
+    async def _find(self, cluster: int, version: int, block: int) -> _Copy | None:
+        """The copy that `find` gives, with one more user."""
+        if cluster != self._member.line.cluster:
             return None
+        async with asyncio.timeout(STATE_WAIT_S):
+            while True:
+                if kept := self._snapshots.get((self._member.line, version, block)):
+                    kept.state.use()
+                    return kept
+                if self._holds(version, block) and self._posts is not None:
+                    # `dump` posts its command now, so the worker copies before any later update. The
+                    # digest is read before the await for the same reason.
+                    state, written = self._posts.dump(block, self._state_bytes[block])
+                    digest = self._member.position.digests[block]
+                    try:
+                        return _Copy(state, await written, digest)
+                    except BaseException:
+                        state.drop()
+                        raise
+                if not self._may_come(version):
+                    return None
+                self._changed.clear()
+                await self._changed.wait()
 
     def _may_come(self, version: int) -> bool:
         """Whether the update in progress may lead to `version`; requests for other versions do not wait."""

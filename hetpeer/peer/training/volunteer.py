@@ -114,7 +114,7 @@ class Volunteer:
         self._spawn: Callable[[Coroutine[Any, Any, None]], object] = partial(
             self._tasks.spawn, name="volunteer's work"
         )
-        self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
+        self._store = TensorStore(compute.arena, SpillFile(home.path, compute.exchange.share))
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
         self._steps = StepDriver(

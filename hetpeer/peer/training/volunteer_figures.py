@@ -66,8 +66,6 @@ class Offer:
     flops_per_second: float
     uplink: float = 0.0
     """Bytes/s of the uplink, within the limits, as measured before; 0: not known."""
-    disk_bytes: int = 0
-    """Bytes of disk for tensors that must be kept and do not fit into memory."""
     name: str = ""
     in_ram: bool = True
     """Whether the worker's part of a place is in RAM, as tensors that travel are."""

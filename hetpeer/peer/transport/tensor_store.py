@@ -19,6 +19,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.dht.base.runtime import going_on
 from hetpeer.dht.channels.channel import Parcel
 from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.transport.exchange import PassingState
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError, Extent
@@ -310,20 +311,25 @@ class WorkerPosts:
 
         return answer()
 
-    def dump(self, block: int, room: int) -> Coroutine[Any, Any, bytes]:
-        """Bytes of the state file of a block, after everything that was posted before."""
-        extent: Extent = self._compute.arena.allocate(room)
-        posted = self._post(c.DumpState(block=block, extent=extent))
+    def dump(self, block: int, room: int) -> tuple[PassingState, Coroutine[Any, Any, int]]:
+        """The state of a block after everything that was posted before, of at most `room` bytes.
 
-        async def copy() -> bytes:
+        The coroutine waits until it is written and returns its length; the caller drops the state in any
+        case. Raises `StateRoomError`.
+        """
+        state = PassingState(self._compute.exchange)
+        state.begin(room)
+        posted = self._post(c.DumpState(block=block, extent=state.extent))
+
+        async def written() -> int:
             try:
-                dumped = await posted
-                return bytes(self._compute.arena.view(extent)[: dumped.nbytes])
+                return (await posted).nbytes
             finally:
-                self._compute.arena.release(extent)
+                state.drop()
 
-        # The caller may give up; the worker writes all the same, and the extent must be ours until it has.
-        return going_on(copy())
+        # The caller may give up; the worker writes all the same, and the place must be ours until it has.
+        state.use()
+        return state, going_on(written())
 
 
 def _extent(command: c.Forward) -> dict[str, Any]:

@@ -65,10 +65,10 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
 
 
 class LoadState(Command[Loaded], kind="load"):
-    """Load the state of a prepared block, a file as in block_state.py, in place of any state and slots it
+    """Load the state of a prepared block, a file as in state_file.py, in place of any state and slots it
     had.
 
-    The state is copied: the extent may be released afterwards.
+    `state` is a place in the exchange file, which may be given back afterwards.
     """
 
     block: Count
@@ -155,7 +155,7 @@ class ClearStep(Command[Done], kind="clear_step"):
 
 
 class DumpState(Command[Dumped], kind="dump_state"):
-    """Write the state of `block` into `extent`, which has at least `BlockPrepared.dump_bytes`."""
+    """Write the state of `block` to `extent` of the exchange file, of at least `BlockPrepared.dump_bytes`."""
 
     block: Count
     extent: Extent

@@ -16,14 +16,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.ipc.block_commands import Info, Shutdown
+from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
 from hetpeer.stages.ipc.worker_messages import (
     Command,
     CommandFailed,
@@ -78,6 +81,10 @@ class ComputeConfig:
     """Fraction of a GPU's memory that may be used."""
     arena_bytes: int = 1 << 30
     """Bytes of shared memory. It costs RAM only as far as it is filled."""
+    folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    """Folder on whose disk the exchange file lies."""
+    disk_bytes: int = 1 << 40
+    """Most bytes of that disk that nameless files may have."""
 
 
 class WorkerDiedError(LocalError):
@@ -99,9 +106,11 @@ class WorkerDiedError(LocalError):
 class Compute:
     """One worker process with its arena, from `start` to `close`; the module's text has an example."""
 
-    def __init__(self, process: subprocess.Popen[bytes], arena: Arena) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], arena: Arena, exchange: NamelessFile) -> None:
         loop = asyncio.get_running_loop()
         self.arena = arena
+        self.exchange = exchange
+        """The file through which states pass."""
         self._process = process
         self._suspended = False
         self._wire = _Wire(self._wire_lost)
@@ -120,22 +129,25 @@ class Compute:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the compute worker is started from the main thread")
         arena = Arena(config.arena_bytes)
+        exchange = NamelessFile(config.folder, DiskShare(config.disk_bytes))
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 options = WorkerOptions(
                     socket=theirs.fileno(),
                     arena=arena.fd,
+                    exchange=exchange.file.descriptor,
                     parent=os.getpid(),
                     device=config.device,
                     threads=config.threads,
                     nice=config.nice,
                     gpu_memory=config.gpu_memory,
                 )
-                compute = cls(_spawn(options, worker), arena)
+                compute = cls(_spawn(options, worker), arena, exchange)
         except OSError as error:
             ours.close()
             arena.close()
+            exchange.close()
             raise _cannot_start(str(error)) from error
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: compute._wire, sock=ours)
@@ -212,7 +224,7 @@ class Compute:
             os.killpg(self._process.pid, number)
 
     async def close(self) -> None:
-        """Ask the worker to end, kill it after `CLOSE_S` (at once if suspended), and free the arena.
+        """Ask the worker to end, kill it after `CLOSE_S` (at once if suspended), and free what was shared.
 
         Call it once, whether the worker is alive or not.
         """
@@ -230,6 +242,7 @@ class Compute:
         self._process.kill()
         await self.died()
         self.arena.close()
+        self.exchange.close()
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -304,7 +317,7 @@ def _cannot_start(why: str) -> LocalError:
 
 
 def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
-    """Start the worker process; it inherits the socket and the arena."""
+    """Start the worker process; it inherits the socket, the arena and the exchange file."""
     environment = os.environ | {
         # The worker imports what we import, installed or not; -P keeps the user's current folder out of it.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -314,7 +327,7 @@ def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", worker, *options.arguments()],
         env=environment,
-        pass_fds=(options.socket, options.arena),
+        pass_fds=(options.socket, options.arena, options.exchange),
         stdin=subprocess.DEVNULL,
         stdout=STDERR,  # the daemon's own standard output is data
         process_group=0,  # processes that it starts are suspended with it

@@ -261,7 +261,7 @@ class UpdateApplied(Result, kind="applied"):
 
 
 class Dumped(Result, kind="dumped"):
-    """Bytes written: the state as a safetensors file (block_state.py)."""
+    """Bytes written: the state as a safetensors file (state_file.py)."""
 
     nbytes: Count
 
@@ -325,10 +325,11 @@ def failed(error: HetpeerError) -> CommandFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Options from the daemon to the worker. `socket` and `arena` are inherited descriptors."""
+    """Options from the daemon to the worker. `socket`, `arena` and `exchange` are inherited descriptors."""
 
     socket: int
     arena: int
+    exchange: int
     parent: int
     device: str
     threads: int
@@ -343,7 +344,7 @@ class WorkerOptions:
     def parse(cls, arguments: Sequence[str]) -> WorkerOptions:
         """The options in `arguments`. Exits with status 2 if they do not fit, as argparse does."""
         parser = argparse.ArgumentParser(description="hetpeer's compute worker; started by its daemon")
-        for name in ("socket", "arena", "parent", "threads", "nice"):
+        for name in ("socket", "arena", "exchange", "parent", "threads", "nice"):
             parser.add_argument(f"--{name}", type=int, required=True)
         parser.add_argument("--device", required=True)
         parser.add_argument("--gpu_memory", type=float, required=True)

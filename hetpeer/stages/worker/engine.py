@@ -18,7 +18,7 @@ import torch
 
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.arithmetic import arithmetic_of
-from hetpeer.stages.block.block_state import dump, layout_of, load
+from hetpeer.stages.block.block_state import layout_of
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.block.parameter_groups import BlockRules, MakeRules, segments
 from hetpeer.stages.graph.block_spec import BlockSpec
@@ -35,6 +35,7 @@ from hetpeer.stages.worker.holding.scratch_file import ScratchFile
 from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector
 from hetpeer.stages.worker.microbatch_tasks import MicrobatchTasks
 from hetpeer.stages.worker.rehearsal import rehearse
+from hetpeer.stages.worker.state_files import StateFiles
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.worker.vector_sums import VectorSums, among, inspect, mark
 
@@ -53,7 +54,7 @@ class _Prepared:
 class Engine(Executor):
     """Everything that the worker holds on one device.
 
-    engine = Engine(torch.device("cpu"), Staging(memory, Copier()), make_rules)
+    engine = Engine(torch.device("cpu"), Staging(memory, Copier()), StateFiles(exchange), make_rules)
     result = engine.execute(Info())  # WorkerInfo
     """
 
@@ -61,12 +62,13 @@ class Engine(Executor):
         self,
         device: torch.device,
         staging: Staging,
+        files: StateFiles,
         make: MakeRules,
         scratch: ScratchFile | None = None,
         *,
         own_memory: bool | None = None,
     ) -> None:
-        """`scratch`: the file for vectors that have no place in memory; None: there is none.
+        """`files`: states on their way; `scratch`: the file for vectors that have no place in memory; None: there is none.
 
         `own_memory`: whether the device has memory of its own; None: a GPU has.
         """
@@ -74,6 +76,7 @@ class Engine(Executor):
         self._own_memory = device.type == "cuda" if own_memory is None else own_memory
         self._device = device
         self._staging = staging
+        self._files = files
         self._make = make
         self._prepared: dict[int, _Prepared] = {}
         self._blocks: dict[int, HeldBlock] = {}
@@ -131,8 +134,7 @@ class Engine(Executor):
     def _load(self, command: c.LoadState) -> r.Loaded:
         prepared = self._ready_for_state(command.block)
         spec = prepared.spec
-        data = bytes(self._staging.raw(command.state))
-        state = load(data, spec.index, layout_of(spec), prepared.rules.keeps)
+        state = self._files.load(command.state, spec.index, layout_of(spec), prepared.rules.keeps)
         residence = Residence(
             device=self._device,
             own_memory=self._own_memory,
@@ -212,16 +214,13 @@ class Engine(Executor):
             raise
 
     def _dump_state(self, command: c.DumpState) -> r.Dumped:
-        """Write the state file into the extent. Raises `CommandError` if it does not fit."""
+        """Write the state file into the extent of the exchange file. Raises `LocalError` HP-DISK-007."""
         held = self._held(command.block)
-        data = dump(held.state(), command.block, layout_of(held.spec))
-        place = self._staging.raw(command.extent)
-        if len(data) > len(place):
-            raise CommandError(
-                f"the state of block {command.block} takes {len(data)} bytes, not {len(place)}"
-            )
-        place[: len(data)] = data
-        return r.Dumped(nbytes=len(data))
+        state, layout = held.state(), layout_of(held.spec)
+        nbytes = self._files.dump(
+            command.extent, state.numbers(), state.version, state.averages, command.block, layout
+        )
+        return r.Dumped(nbytes=nbytes)
 
     # ── slots ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from hetpeer.stages.block.block import flat_views, statistic_views
-from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
+from hetpeer.stages.block.block_state import BlockState, layout_of
 from hetpeer.stages.block.exact_scalars import float32
 from hetpeer.stages.block.parameter_groups import BlockRules
+from hetpeer.stages.block.state_file import file_bytes
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.parameter_reads import cast_parameters
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
