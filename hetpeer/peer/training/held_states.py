@@ -48,6 +48,8 @@ class HeldStates:
         self._snapshots: dict[tuple[TermView, int, int], _Copy] = {}
         """(term-view, version, block) → the copy. A version differs between term-views."""
         self._changed = changed
+        self._told = False
+        """Whether it was said that states cannot be copied, since the last one that was."""
 
     def use(self, posts: WorkerPosts | None, state_bytes: Mapping[int, int]) -> None:
         """Serve what the worker of `posts` holds. `state_bytes`: block → most bytes of its state file."""
@@ -68,7 +70,7 @@ class HeldStates:
             try:
                 state, written = self._posts.dump(block, self._state_bytes[block])
             except StateRoomError as error:
-                _log.warning("%s", error)
+                self._failed(block, error)
                 continue
             copying.append(self._keep((*at, block), digest, state, written))
         return copying
@@ -86,11 +88,16 @@ class HeldStates:
             state.drop()
             if not isinstance(error, CommandFailedError):
                 raise
-            _log.warning("block %d is not copied for the checkpoint: %s", key[2], error)
+            self._failed(key[2], error)
         else:
+            self._told = False
             self._drop([key])
             self._snapshots[key] = _Copy(state, nbytes, digest)
             self._changed.set()
+
+    def _failed(self, block: int, error: LocalError) -> None:
+        level, self._told = logging.DEBUG if self._told else logging.WARNING, True
+        _log.log(level, "block %d is not copied for the checkpoint: %s", block, error)
 
     def _drop(self, keys: Iterable[tuple[TermView, int, int]]) -> None:
         """Forget copies."""

@@ -47,6 +47,7 @@ from hetpeer.peer.training.step_entry import LeftoverWatch, StepEntry
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.training.volunteer_figures import Credentials, Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
+from hetpeer.peer.transport.exchange import StateRoomError, reserve_copies
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
@@ -335,6 +336,10 @@ class Volunteer:
             )
             specs.append(spec)
         self._specs = specs
+        try:
+            reserve_copies(self._compute.exchange, self._prepared.values())
+        except StateRoomError as error:
+            _log.warning("%s; checkpoints may fail without it", error)
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )

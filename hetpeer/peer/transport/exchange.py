@@ -6,12 +6,13 @@ checkpoint, each peer that it is sent to. With the last one its place is free.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.file_pieces import FilePart
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.nameless_file import NamelessFile
+from hetpeer.stages.ipc.nameless_file import NamelessFile, aligned
 
 
 class StateRoomError(LocalError):
@@ -26,6 +27,19 @@ class StateRoomError(LocalError):
             fix="allow more (hetpeer config set limits.disk 20GiB), or free some space",
             exit_code=ExitCode.TOO_SMALL,
         )
+
+
+def reserve_copies(exchange: NamelessFile, sizes: Iterable[int]) -> None:
+    """Have the disk keep room for one copy of each of our states, of at most `sizes` bytes.
+
+    A checkpoint needs all copies at a time, also the last one, with which a volunteer without room on its disk
+    hands over what nobody else holds. Raises `StateRoomError`; then checkpoints may fail.
+    """
+    needed = sum(map(aligned, sizes))
+    try:
+        exchange.reserve(needed)
+    except OSError as error:
+        raise StateRoomError(needed, exchange.share.limit, error) from error
 
 
 class PassingState:

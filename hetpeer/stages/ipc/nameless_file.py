@@ -2,12 +2,14 @@
 
 A volunteer has two such files, the spill file (peer/transport/spill_file.py) and the exchange file, through
 which states pass between daemon and worker (docs/memory.md). `DiskShare` is their common limit. Only the
-daemon decides what lies where; a file is as long as its last taken place, and the disk gets the rest back.
+daemon decides what lies where. A file is as long as its last place, or what is reserved of it; the disk gets
+the rest back.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from hetpeer.dht.base.file_pieces import FilePart, OpenFile, shrink
@@ -50,6 +52,7 @@ class NamelessFile:
         self._file: OpenFile | None = None
         self._closed = False
         self._length = 0
+        self._reserved = 0
 
     @property
     def file(self) -> OpenFile:
@@ -60,6 +63,22 @@ class NamelessFile:
             self._file = OpenFile.nameless(self._folder)
         return self._file
 
+    def reserve(self, nbytes: int) -> None:
+        """Have the disk keep room for the first `nbytes` bytes, taken or not, in place of an earlier number.
+
+        Places are taken as near to the begin as they fit. Raises OSError, with nothing reserved.
+        """
+        before, self._reserved = self._reserved, aligned(nbytes)
+        try:
+            if not self._resize():
+                raise self._beyond_limit()
+            os.posix_fallocate(self.file.descriptor, 0, self._reserved)
+        except OSError:
+            self._reserved = min(before, self._reserved)
+            self._give_back()
+            raise
+        self._give_back()
+
     def take(self, nbytes: int) -> Extent:
         """A place for `nbytes` bytes. Raises OSError, EDQUOT beyond the limit, with nothing taken.
 
@@ -67,26 +86,24 @@ class NamelessFile:
         """
         if self._closed:
             raise OSError(errno.EBADF, "the file is closed")
-        size = _aligned(nbytes)
+        size = aligned(nbytes)
         offset = self._free.take(size)
         assert offset is not None
         place = Extent(offset, nbytes)
         self.used += size
         if not self._resize():
             self.give(place)
-            raise OSError(errno.EDQUOT, f"the limit of {self.share.limit >> 20} MiB is reached")
+            raise self._beyond_limit()
         return place
 
     def give(self, place: Extent) -> None:
         """Free `place`; the disk gets back what lies behind the last place. After `close` nothing is left."""
         if self._closed:
             return
-        size = _aligned(place.nbytes)
+        size = aligned(place.nbytes)
         self._free.give(place.offset, size)
         self.used -= size
-        self._resize()
-        if self._file is not None and self._file.nbytes > self._length:
-            shrink(self._file, self._length)
+        self._give_back()
 
     def part(self, place: Extent) -> FilePart:
         """The bytes of `place`."""
@@ -97,15 +114,25 @@ class NamelessFile:
         self.share.resize(self._length, 0)
         self._file, self._length, self._closed = None, 0, True
 
+    def _give_back(self) -> None:
+        """Give the disk what lies behind the last place."""
+        self._resize()
+        if self._file is not None and self._file.nbytes > self._length:
+            shrink(self._file, self._length)
+
+    def _beyond_limit(self) -> OSError:
+        return OSError(errno.EDQUOT, f"the limit of {self.share.limit >> 20} MiB is reached")
+
     def _resize(self) -> bool:
-        """Take the length that the places need from the share; False if that is too much."""
-        begin, end = self._free.ranges()[-1]
-        length = begin if end == _CAPACITY else _CAPACITY
+        """Take the length that the file needs from the share; False if that is too much."""
+        behind_all, _ = self._free.ranges()[-1]
+        length = max(behind_all, self._reserved)
         if not self.share.resize(self._length, length):
             return False
         self._length = length
         return True
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Bytes that a place for `nbytes` bytes takes."""
     return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
