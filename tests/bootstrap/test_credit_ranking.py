@@ -7,6 +7,7 @@ from hetpeer.bootstrap.log.credit_ranking import FIRST, MAX_BYTES, decode, encod
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.storage.file_service import ServedRunFiles
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.file_pieces import read
 from hetpeer.peer.daemon.presence import no_state
 
 NAMES = [f"Qm{'x' * 40}{number:04}".replace("0", "o") for number in range(1, 151)]
@@ -58,9 +59,9 @@ async def test_the_shelf_has_it_where_the_log_is(fresh, tmp_path):
     async with reliable.find("credit/a/b") as served:
         assert served is None
     async with reliable.find("credit") as served:
-        assert decode(served.data, "peer") == ranking(CREDIT)
+        assert decode(bytes(read(served.data, 0, served.data.nbytes)), "peer") == ranking(CREDIT)
     async with reliable.find(f"credit/{NAMES[3]}") as served:
-        assert decode(served.data, "peer") == ranking(CREDIT, NAMES[3])
+        assert decode(bytes(read(served.data, 0, served.data.nbytes)), "peer") == ranking(CREDIT, NAMES[3])
     for junk in ("<b>", "a" * 101):
         with pytest.raises(ProtocolError):
             async with reliable.find(f"credit/{junk}"):

@@ -32,7 +32,7 @@ class StateRoomError(LocalError):
 def reserve_copies(exchange: NamelessFile, sizes: Iterable[int]) -> None:
     """Have the disk keep room for one copy of each of our states, of at most `sizes` bytes.
 
-    A checkpoint needs all copies at a time, also the last one, with which a volunteer without room on its disk
+    A checkpoint needs all copies at a time, also the last, with which a volunteer without room on its disk
     hands over what nobody else holds. Raises `StateRoomError`; then checkpoints may fail.
     """
     needed = sum(map(aligned, sizes))
