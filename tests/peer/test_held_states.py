@@ -84,5 +84,5 @@ async def test_without_room_for_it_a_copy_is_not_made_and_not_given(tmp_path, ca
     states = HeldStates(member_in(Phase.READY), asyncio.Event())
     states.use(worker, {0: ROOM, 1: ROOM})
     assert states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})) == []
-    assert [record.message.split(":")[1] for record in caplog.records] == [" HP-DISK-008"]
+    assert [record.message.split(":")[1] for record in caplog.records] == [" HP-DISK-010"]
     assert await given(states) is None

@@ -136,7 +136,7 @@ async def test_a_state_that_is_larger_than_the_disks_limit_ends_it_too(spec: Blo
             await asyncio.wait_for(fetcher(compute).load(ORDER, [spec]), 60.0)
     finally:
         await compute.close()
-    assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-DISK-008", ExitCode.TOO_SMALL, 1)
+    assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-DISK-010", ExitCode.TOO_SMALL, 1)
 
 
 @pytest.mark.proof

@@ -98,9 +98,7 @@ class FilePart:
 
     def _check(self, begin: int, length: int) -> None:
         if begin < 0 or begin + length > self.nbytes:
-            raise OSError(
-                errno.EINVAL, f"a part of {self.nbytes} bytes has no bytes {begin}…{begin + length}"
-            )
+            raise OSError(errno.EINVAL, f"bytes {begin}…{begin + length} are not in {self.nbytes} bytes")
 
 
 class InMemory:

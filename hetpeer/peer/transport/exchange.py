@@ -21,7 +21,7 @@ class StateRoomError(LocalError):
     def __init__(self, nbytes: int, limit: int, error: OSError) -> None:
         self.ever = nbytes <= limit
         super().__init__(
-            "HP-DISK-008",
+            "HP-DISK-010",
             f"no room on the disk for a state of {nbytes / 2**20:,.1f} MiB on its way",
             why=error.strerror or str(error),
             fix="allow more (hetpeer config set limits.disk 20GiB), or free some space",

@@ -68,8 +68,9 @@ class Engine(Executor):
         *,
         own_memory: bool | None = None,
     ) -> None:
-        """`files`: states on their way; `scratch`: the file for vectors that have no place in memory; None: there is none.
+        """`scratch`: the file for vectors that have no place in memory; None: there is none.
 
+        `files`: states that come and go.
         `own_memory`: whether the device has memory of its own; None: a GPU has.
         """
         self._scratch = scratch
@@ -214,7 +215,7 @@ class Engine(Executor):
             raise
 
     def _dump_state(self, command: c.DumpState) -> r.Dumped:
-        """Write the state file into the extent of the exchange file. Raises `LocalError` HP-DISK-007."""
+        """Write the state file into the extent of the exchange file. Raises `LocalError` HP-DISK-009."""
         held = self._held(command.block)
         state, layout = held.state(), layout_of(held.spec)
         nbytes = self._files.dump(
