@@ -33,6 +33,7 @@ from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.peer.process.hetpeer_children import end_all
+from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
 from hetpeer.stages.planning.grids.grid_search import search
@@ -105,7 +106,7 @@ def seats(run: RunDirectory) -> list[tuple[int, int]]:
     members = Membership(config.layouts, config.costs)
     found = []
     for number in range(PEERS):
-        place = choose_place(members.places(), sys.maxsize)
+        place = choose_place(members.places(), Offered(device=sys.maxsize))
         members.volunteers[str(number)] = volunteer = VolunteerState(str(number), 1, 0.0)
         assert members.claim(volunteer, place.cluster, (place.begin, place.end))
         found.append((place.cluster, members.layout(place.cluster).index((place.begin, place.end))))

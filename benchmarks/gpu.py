@@ -26,7 +26,7 @@ from torch import nn
 from benchmarks import gpulanes, gpuswarm, overhead, report
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.examples.gpt import GPT
-from hetpeer.peer.daemon.volunteer_life import memory_offered, on_gpu
+from hetpeer.peer.daemon.volunteer_life import device_offered, on_gpu
 from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.exact_numerics import squared_norm
@@ -154,7 +154,7 @@ async def offered(device: str) -> dict[str, Any]:
     await worker.submit(WarmUp())
     info = await worker.submit(Info())
     await worker.close()
-    nbytes = memory_offered(sys.maxsize, info, 1.0)
+    nbytes = device_offered(info, 1.0)
     if not on_gpu(info):
         return {"known": True, "had": True}
     try:

@@ -111,7 +111,13 @@ class Advert(BaseModel):
     product_flops: Amount = 0.0
     """FLOP/s that its worker reaches in a product of large matrices; 0: unknown."""
     memory_bytes: Count = 0
-    """Memory offered for blocks."""
+    """Memory offered for blocks: the GPU's, or main memory if the processor computes."""
+    host_bytes: Count = 0
+    """Main memory offered beside a GPU."""
+    disk_bytes: Count = 0
+    """Disk offered for what does not fit into memory."""
+    offload: Label = ""
+    """Allowed kinds of offload: auto, none, host or disk; empty: the peer's version knows none."""
     device: Label = ""
     reach: Label = ""
     """public: takes connections; private: takes none; unknown."""

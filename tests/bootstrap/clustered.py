@@ -8,6 +8,7 @@ from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
+from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
 from tests.bootstrap.court import BLOCKS, CONFIG, note
 
 FIRST, LAST, WHOLE = (0, 1), (1, BLOCKS), (0, BLOCKS)
@@ -21,7 +22,7 @@ class Waiting:
         self.records = list(records)
         self.now = 1.0
         memory = memory or [1] * layout[-1][1]
-        costs = [BlockDemand(elements=10, memory_bytes=each, flops=1.0) for each in memory]
+        costs = [BlockDemand(elements=10, memory=PlaceDemand(activations=each), flops=1.0) for each in memory]
         changes |= {"layouts": (layout,), "costs": costs, "steps": steps}
         config = CoordinatorConfig(**(CONFIG | changes))
         self.core = GroupedRun(config, records, GroupPipelines(1, (), 2, Adaptive(2)), 0.0)
@@ -44,13 +45,13 @@ class Waiting:
     def hello(self, peer, **said):
         self.tell(peer, m.Hello(run="run", incarnation=1, **said))
 
-    def claims(self, peer, memory_bytes=AMPLE):
+    def claims(self, peer, memory=AMPLE):
         """Claim a place as a volunteer does that offers this much memory.
 
         Returns cluster, first block, end. Raises `LocalError` HP-FIT-001.
         """
         while self.core.clusters.of(peer) is None:  # another volunteer may have been offered the same place
-            place = choose_place(self.sent[peer, "welcome"].places, memory_bytes)
+            place = choose_place(self.sent[peer, "welcome"].places, Offered(device=memory))
             self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
         return place.cluster, place.begin, place.end
 

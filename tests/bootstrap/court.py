@@ -18,6 +18,7 @@ from hetpeer.bootstrap.state.effects import (
 )
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack
+from hetpeer.stages.pipeline.place_memory import PlaceDemand
 
 BLOCKS = 2
 CONFIG = {
@@ -29,7 +30,7 @@ CONFIG = {
     "checkpoint_every": 2,
     "clip_norm": 1.0,
     "layouts": (((0, BLOCKS),),),
-    "costs": [BlockDemand(elements=10, memory_bytes=1, flops=1.0)] * BLOCKS,
+    "costs": [BlockDemand(elements=10, memory=PlaceDemand(activations=1), flops=1.0)] * BLOCKS,
 }
 
 

@@ -26,6 +26,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.examples.gpt import build, build_tied
 from hetpeer.peer.transport.tensor_schema import microbatches_in
 from hetpeer.stages.block import block_state, state_file
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.bootstrap.engine import EXAMPLES, Engine
@@ -123,8 +125,12 @@ def test_only_adapters_are_in_states_checkpoints_and_sums(tmp_path: Path) -> Non
     config, demand = coordinator_config(run), of_manifest(run.manifest, 2)
     for entry, cost, memory in zip(run.manifest.blocks, config.costs, demand.memory, strict=True):
         assert entry.buffers is not None
-        assert min(cost.memory_bytes, memory) >= entry.buffers.bytes
-        assert microbatches_in(entry.buffers.bytes, [run.block_spec(entry)], run.manifest.kept) == 0
+        assert min(cost.memory.in_one_memory, memory) >= entry.buffers.bytes
+        offered = Offered(device=entry.buffers.bytes)
+        assert (
+            microbatches_in(offered, cost.memory.room(Offload.NONE, apart=False), [run.block_spec(entry)])
+            == 0
+        )
 
 
 @pytest.mark.parametrize("lora", ["r=2,alpha=64,dropout=0.1", "r=2,alpha=64,dora"])

@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 from hetpeer.bootstrap.state.work_shares import shunned
+from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
 
-COSTS = [BlockDemand(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
+COSTS = [
+    BlockDemand(elements=10, memory=PlaceDemand(activations=10 * (n + 1)), flops=float(n)) for n in range(4)
+]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))
 
 
@@ -37,7 +40,7 @@ def test_there_is_always_one_cluster_more_than_volunteers_fill():
 def test_where_all_blocks_are_held_the_least_reliable_holder_gets_a_backup():
     book = Membership((EVEN,), COSTS, {"flighty": 3, "c": 1})
     join(book, "flighty", 0, (0, 2))
-    memory = 1000
+    memory = Offered(device=1000)
     assert choose_place(book.places(), memory).begin == 2  # nobody holds these
     join(book, "c", 0, (2, 4))
     assert {(p.cluster, p.begin): p.departures for p in book.places()} == {
@@ -83,7 +86,7 @@ def test_holders_are_those_that_are_ready():
 def test_somebody_redundant_fills_a_gap_if_it_is_big_enough():
     book = members(EVEN)
     join(book, "a", 0, (0, 2))
-    join(book, "b", 1, (0, 2), memory_bytes=20)
+    join(book, "b", 1, (0, 2), offered=Offered(device=20))
     assert book.move_redundant().peer == "a"
     book = members(EVEN)
     join(book, "a", 0, (0, 2))

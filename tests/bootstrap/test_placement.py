@@ -16,6 +16,7 @@ from hetpeer.bootstrap.state.membership import BlockDemand, Membership, Voluntee
 from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.bootstrap.state.step_time_placement import MOST
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
+from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, StepDemand
 from tests.bootstrap.court import Court
@@ -34,13 +35,16 @@ def asks(flops, crossing=(), reduced=MEGA):
     inner = crossing or (0.01,) * (count - 1)
     return StepDemand(
         flops=TERA * np.array(flops, float),
-        memory=np.ones(count),
+        constants=np.ones(count),
         kept=np.ones(count),
         crossing=MEGA * np.array([0.0, *inner, 0.0]),
         reduced=np.full(count, float(reduced)),
         state=np.ones(count),
         microbatches=MICROBATCHES,
     )
+
+
+AMPLE = Offered(device=sys.maxsize)
 
 
 def singles(count):
@@ -51,7 +55,7 @@ def singles(count):
 def swarm(work, *holders, memory=1):
     """A table with `holders`: (block, TFLOP/s, other facts)."""
     costs = [
-        BlockDemand(elements=1, memory_bytes=memory * (block + 1), flops=f)
+        BlockDemand(elements=1, memory=PlaceDemand(activations=memory * (block + 1)), flops=f)
         for block, f in enumerate(work.flops)
     ]
     book = Membership((singles(len(work)),), costs)
@@ -69,7 +73,7 @@ def newcomer(tflops=1.0, **facts):
 
 def chosen(book, who, work, policy="step-time"):
     """The block that `who` chooses."""
-    return choose_place(ranked(book, who, work, policy), who.memory_bytes or sys.maxsize).begin
+    return choose_place(ranked(book, who, work, policy), who.offered or AMPLE).begin
 
 
 def test_by_holders_alone_all_places_are_alike():
@@ -82,7 +86,7 @@ def test_by_holders_alone_all_places_are_alike():
 def test_of_missing_blocks_a_fast_machine_takes_the_heavy_ones_and_a_slow_one_the_light():
     work = asks([2, 6, 2])
     book = swarm(work, (0, 2.0, {}))
-    assert choose_place(book.places(), sys.maxsize).begin == 2  # the largest, by memory
+    assert choose_place(book.places(), AMPLE).begin == 2  # the largest, by memory
     assert chosen(book, newcomer(6.0), work) == 1
     assert chosen(book, newcomer(1.0), work) == 2
 
@@ -90,7 +94,7 @@ def test_of_missing_blocks_a_fast_machine_takes_the_heavy_ones_and_a_slow_one_th
 def test_a_slow_uplink_keeps_to_where_little_crosses():
     work = asks([1, 1, 1, 1], crossing=(0.01, 8.0, 8.0))
     book = swarm(work, (1, 1.0, {"uplink": 100 * MEGA}), (2, 1.0, {"uplink": 100 * MEGA}))
-    assert choose_place(book.places(), sys.maxsize).begin == 3
+    assert choose_place(book.places(), AMPLE).begin == 3
     assert chosen(book, newcomer(uplink=MEGA), work) == 0
     assert chosen(book, newcomer(uplink=100 * MEGA), work) == 3  # nothing speaks against the largest
 
@@ -105,7 +109,7 @@ def test_of_several_that_a_step_waits_for_alike_one_is_helped_and_no_idle_one():
     """One more machine makes no step shorter then."""
     work = asks([1, 1, 1])
     book = swarm(work, (0, 0.1, {}), (1, 0.1, {}), (2, 5.0, {}))
-    assert choose_place(book.places(), sys.maxsize).begin == 2
+    assert choose_place(book.places(), AMPLE).begin == 2
     assert chosen(book, newcomer(), work) == 1
     ranks = {place.begin: place.rank for place in ranked(book, newcomer(), work) if place.open}
     assert ranks == {0: 0, 1: 0, 2: 1}
@@ -146,8 +150,8 @@ def test_a_place_without_a_holder_comes_first_and_one_that_does_not_fit_never():
     book = swarm(work, (0, 0.1, {}), (1, 1.0, {}), memory=10)
     assert chosen(book, newcomer(9.0), work) == 2
     book = swarm(work, (0, 9.0, {}), (1, 0.1, {}), (2, 0.1, {}), memory=10)
-    assert chosen(book, newcomer(9.0, memory_bytes=30), work) == 1
-    assert chosen(book, newcomer(9.0, memory_bytes=10), work) == 0
+    assert chosen(book, newcomer(9.0, offered=Offered(device=30)), work) == 1
+    assert chosen(book, newcomer(9.0, offered=Offered(device=10)), work) == 0
 
 
 def test_a_holder_that_never_worked_holds_nothing():
@@ -192,13 +196,14 @@ def test_no_claim_is_the_end_of_it(claims):
 def joined(machines, work, layout, *, by_steps, departures=()):
     """The table after `machines`, (FLOP/s, bytes/s) each, have joined one after another."""
     costs = [
-        BlockDemand(elements=1, memory_bytes=1 + block % 2, flops=f) for block, f in enumerate(work.flops)
+        BlockDemand(elements=1, memory=PlaceDemand(activations=1 + block % 2), flops=f)
+        for block, f in enumerate(work.flops)
     ]
     book = Membership((layout,), costs, dict(departures))
     for number, (flops, uplink) in enumerate(machines):
         volunteer = VolunteerState(f"v{number:02}", 1, 0.0, flops_per_second=flops, uplink=uplink)
         book.volunteers[volunteer.peer] = volunteer
-        place = choose_place(ranked(book, volunteer, work if by_steps else None), sys.maxsize)
+        place = choose_place(ranked(book, volunteer, work if by_steps else None), AMPLE)
         assert book.claim(volunteer, place.cluster, (place.begin, place.end))
     return book
 
@@ -249,7 +254,7 @@ def test_steps_are_shorter_than_where_all_choose_by_who_holds_what(count, stages
 
 def test_of_several_who_want_the_same_place_one_gets_it_and_the_others_look_again():
     work = asks([2, 6, 6, 2])
-    costs = [BlockDemand(elements=1, memory_bytes=1, flops=f) for f in work.flops]
+    costs = [BlockDemand(elements=1, memory=PlaceDemand(activations=1), flops=f) for f in work.flops]
     court = Court(layouts=(singles(4),), costs=costs, asks=work)
     wanted = {}
     for peer, tflops in (("a", 2), ("b", 6), ("c", 6)):
@@ -257,12 +262,12 @@ def test_of_several_who_want_the_same_place_one_gets_it_and_the_others_look_agai
         if peer == "a":
             court.tell("a", m.Claim(cluster=0, begin=0, end=1))
     for peer in ("b", "c"):
-        place = choose_place(court.sent[peer, "welcome"].places, 1)
+        place = choose_place(court.sent[peer, "welcome"].places, AMPLE)
         wanted[peer] = place.begin
         court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
     assert wanted == {"b": 1, "c": 1}
     assert court.sent["b", "granted"].begin == 1
-    assert choose_place(court.sent["c", "refused"].places, 1).begin == 2
+    assert choose_place(court.sent["c", "refused"].places, AMPLE).begin == 2
 
 
 class AsEver(HistoryConfig):

@@ -9,6 +9,7 @@ from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 from hetpeer.bootstrap.state.work_shares import LinkCosts, link_costs, rates
+from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from hetpeer.stages.pipeline.routes import Hop, Route, assign_routes
 
 BLOCKS = 4
@@ -96,7 +97,9 @@ def test_a_line_that_was_never_used_is_not_taken_to_be_faster_than_the_known_one
 
 def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
     """In block times of the fastest peer, forward and back together."""
-    members = Membership([[(0, 2), (2, 4)]], [BlockDemand(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
+    members = Membership(
+        [[(0, 2), (2, 4)]], [BlockDemand(elements=1, memory=PlaceDemand(activations=1), flops=1.0)] * BLOCKS
+    )
     said = {"a": ((0, 2), 2.0, 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 1.0, 0.4, {"a": 0.5})}
     for peer, (place, speed, computing, links) in said.items():
         members.volunteers[peer] = VolunteerState(
@@ -120,7 +123,10 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
 
     Neither makes links expensive.
     """
-    costs = [BlockDemand(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
+    costs = [
+        BlockDemand(elements=1, memory=PlaceDemand(activations=1), flops=flops)
+        for flops in (0.04, 2.0, 1.0, 0.96)
+    ]
     members = Membership([[(0, 1), (1, 2), (2, 3), (3, 4)]], costs)
     for number, (peer, computing) in enumerate((("a", 0.004), ("b", 0.2), ("c", 1e-9), ("d", 0.096))):
         members.volunteers[peer] = VolunteerState(

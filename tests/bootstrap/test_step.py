@@ -14,6 +14,7 @@ from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.trust.reduce_complaints import REFUSED
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 
@@ -170,7 +171,7 @@ def test_who_says_that_shards_arrive_oftener_than_there_are_is_not_believed():
 
 
 def test_a_plan_that_goes_on_is_not_given_up_however_slow_it_is():
-    large = BlockDemand(elements=1 << 27, memory_bytes=1, flops=1.0)
+    large = BlockDemand(elements=1 << 27, memory=PlaceDemand(activations=1), flops=1.0)
     court = Court(costs=[large] * BLOCKS).begin("a", "b")
     court.count("a")
     reduce_s = court.core._context.config.reduce_s

@@ -18,6 +18,7 @@ from hetpeer.bootstrap.state.work_shares import (
     link_targets,
     rates,
 )
+from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from hetpeer.stages.pipeline.routes import assign_routes
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
@@ -28,7 +29,7 @@ INT8 = Compression(forward=3.97, backward=3.97)
 
 def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ...]) -> Membership:
     """Volunteers of 1 FLOP/s each: name → cluster and blocks."""
-    costs = [BlockDemand(elements=1, memory_bytes=1, flops=one) for one in flops]
+    costs = [BlockDemand(elements=1, memory=PlaceDemand(activations=1), flops=one) for one in flops]
     members = Membership([[(0, len(flops))]], costs)
     for name, (cluster, place) in places.items():
         members.volunteers[name] = VolunteerState(

@@ -128,7 +128,7 @@ def manifests() -> Iterable[bytes]:
 def is_manifest(found: SignedManifest) -> None:
     manifest = found.manifest
     assert manifest.layout(7)
-    assert manifest.kept >= len(manifest.optimizer_state)
+    assert manifest.upkeep.kept >= len(manifest.optimizer_state)
     assert manifest.data_plan.microbatches == manifest.training.microbatches
     assert found.reliable == manifest.coordinators
     if manifest.owner == OWNER:

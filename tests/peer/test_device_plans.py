@@ -16,7 +16,7 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.swarm.device_plans import GridQuestion, SwarmQuestion, plan_grid, plan_swarm
 from hetpeer.peer.cli.swarm.plan_command import Cost, plan
 from hetpeer.peer.planning.device_files import read_devices
-from hetpeer.peer.planning.model_workload import PRESETS, preset, work_of
+from hetpeer.peer.planning.model_workload import PRESETS, USUAL, preset, work_of
 from tests.bootstrap.engine import make_run
 from tests.peer.test_cli_main import hetpeer
 
@@ -45,7 +45,9 @@ def written(folder, text, name="devices.toml"):
 
 
 def asked(path, model="gpt2", ratio=None) -> SwarmQuestion:
-    return SwarmQuestion(devices=path, model=model, microbatches=None, ratio=ratio, seconds=0.0, seed=0)
+    return SwarmQuestion(
+        devices=path, model=model, microbatches=None, ratio=ratio, seconds=0.0, seed=0, choices=USUAL
+    )
 
 
 def test_a_file_of_devices(tmp_path):

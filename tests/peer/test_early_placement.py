@@ -9,8 +9,9 @@ from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.discovery import Advert
 from hetpeer.peer.training.early_placement import places_seen
 from hetpeer.peer.training.volunteer_figures import Offer
+from hetpeer.stages.pipeline.place_memory import Offered
 
-OFFER = Offer(memory_bytes=1 << 40, flops_per_second=1e12)
+OFFER = Offer(memory=Offered(device=1 << 40), flops_per_second=1e12)
 
 
 def holder(begin: int, end: int) -> Advert:
@@ -30,9 +31,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def test_the_least_held_place_is_expected(run: RunDirectory) -> None:
     first, second = run.manifest.layouts[0]
     adverts = {"a": holder(*first), "b": holder(*second), "c": holder(*first)}
-    place = choose_place(places_seen(run, adverts, OFFER), 1 << 40)
+    place = choose_place(places_seen(run, adverts, OFFER), OFFER.memory)
     assert (place.begin, place.end) == second
-    nobody = choose_place(places_seen(run, {}, OFFER), 1 << 40)
+    nobody = choose_place(places_seen(run, {}, OFFER), OFFER.memory)
     assert (nobody.begin, nobody.end) in (first, second)
     coordinator = {"x": Advert(role="coordinator")}
     assert places_seen(run, coordinator, OFFER) == places_seen(run, {}, OFFER)
@@ -47,5 +48,5 @@ def test_of_places_that_are_held_the_one_that_a_step_waits_for_is_expected(run: 
             )
             for peer, place in (("a", first), ("b", second))
         }
-        place = choose_place(places_seen(run, adverts, OFFER), OFFER.memory_bytes)
+        place = choose_place(places_seen(run, adverts, OFFER), OFFER.memory)
         assert (place.begin, place.end) == slow

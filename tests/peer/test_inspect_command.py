@@ -84,12 +84,27 @@ def test_a_run_in_json(run_path):
     )  # a step has two microbatches
     parts = ("state", "optimizer", "slots", "waiting", "working")
     assert first["memory"]["total"] == sum(first["memory"][part] for part in parts)
+    offload = first["memory"]["offload"]
+    numbers = first["memory"]["slots"] // 12
+    assert offload["gpu"]["none"]["device"] == first["memory"]["total"] - 4 * numbers, "a slot is in the file"
+    assert offload["gpu"]["host"]["device"] == first["memory"]["total"] - 20 * numbers
+    assert offload["gpu"]["host"]["host"] == 20 * numbers
+    assert offload["processor"]["disk"]["disk"] == (16 + 12) * numbers, "with copies of states"
 
 
 def test_a_run_in_plain_lines(run_path):
     lines = run_command(run_path).splitlines()
     labels = [line.split()[0] for line in lines]
-    assert labels == ["run", "size", "microbatch", "tied", *SETTINGS, *["block"] * 6, *["stage"] * 5]
+    assert labels == [
+        "run",
+        "size",
+        "microbatch",
+        "tied",
+        *SETTINGS,
+        *["block"] * 6,
+        *["stage"] * 5,
+        *["memory"] * 15,
+    ]
     assert lines[1].endswith("6 blocks, 834 k parameters")
     assert lines[3].split(maxsplit=1)[1] == "wte.weight in blocks 0, 5"
     said = dict(line.split(maxsplit=1) for line in lines[4 : 4 + len(SETTINGS)])
@@ -107,7 +122,8 @@ def test_a_run_on_a_terminal(run_path, monkeypatch):
     text = run_command(run_path)
     assert max(map(len, text.splitlines())) <= 120
     heads = [line.split() for line in text.splitlines() if line.split()[:1] in (["block"], ["stage"])]
-    assert heads == [list(inspect_command.BLOCK_HEADS), list(inspect_command.STAGE_HEADS)]
+    shown = (inspect_command.BLOCK_HEADS, inspect_command.STAGE_HEADS, inspect_command.MEMORY_HEADS)
+    assert heads == [" ".join(names).split() for names in shown]
 
 
 def test_a_model_that_is_no_run(tmp_path):

@@ -19,6 +19,7 @@ from hetpeer.peer.transport.tensor_schema import (
     pool_of,
 )
 from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, SHARDS
+from hetpeer.stages.pipeline.place_memory import Offered, Room
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
 
@@ -35,23 +36,27 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> TensorSchema:
 
 
 def test_what_memory_has_room_for(schema: TensorSchema) -> None:
-    """Exactly so many microbatches beside the vectors: five, and those that the optimizer keeps."""
+    """Exactly so many microbatches beside the vectors; the rest of main memory is for bundles."""
     specs = list(schema.specs.values())
     first, last = (spec.at(spec.batch) for spec in (specs[0], specs[-1]))
-    bundles = sum(one.nbytes for one in (*first.inputs.values(), *last.outputs.values()))
-    each = sum(spec.activation_bytes for spec in specs) + 2 * bundles
-    vectors = 4 * sum(spec.vector_count for spec in specs)
-    for kept in (2, 6):
-        owned = (5 + kept) * vectors
+    leaving = sum(one.nbytes for one in last.outputs.values())
+    bundles = 2 * (sum(one.nbytes for one in first.inputs.values()) + leaving)
+    kept = sum(spec.activation_bytes for spec in specs)
+    room = Room(device=7_000_000, host=3_000_000)
+    for apart, each in ((False, kept + bundles), (True, kept + leaving)):
         for count in (0, 1, 40):
-            assert microbatches_in(owned + count * each, specs, kept) == count
-        assert microbatches_in(owned + 41 * each - 1, specs, kept) == 40
-        plenty = 100 * (owned + each)
-        beside = plenty - owned - 40 * sum(spec.activation_bytes for spec in specs)
-        assert bundles_beside(plenty, specs, kept, 40) == beside, "with the worker's part it is all of it"
-        assert bundles_beside(owned, specs, kept, 0) == max(owned // 8, 2 * bundles)
-    assert microbatches_in(0, specs, 2) == 0
-    assert bundles_beside(0, specs, 2, 0) == 2 * bundles
+            offered = Offered(device=room.device + count * each, host=apart)
+            assert microbatches_in(offered, room, specs) == count
+        offered = Offered(device=room.device + 41 * each - 1, host=apart)
+        assert microbatches_in(offered, room, specs) == 40
+    assert microbatches_in(Offered(device=0), room, specs) == 0
+    ram = 100 * (room.device + kept + bundles)
+    for apart, workers in ((False, room.device + 40 * kept), (True, room.host)):
+        beside = bundles_beside(ram, room, specs, 40, apart=apart)
+        assert beside == ram - workers, "with the worker's part it is all of it"
+    for apart in (False, True):
+        assert bundles_beside(room.host, room, specs, 0, apart=apart) == max(room.host // 8, bundles)
+        assert bundles_beside(0, room, specs, 0, apart=apart) == bundles
 
 
 def used(schema: TensorSchema) -> Intake:

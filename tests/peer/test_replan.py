@@ -15,7 +15,6 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import whole_run
-from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.device_files import devices_in
@@ -25,6 +24,7 @@ from hetpeer.peer.reliable import plan_proposer
 from hetpeer.peer.reliable.plan_proposer import AGAIN_S, LONGEST_S, SETTLED_S, PlanProposer, ProposalTiming
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.stages.pipeline.place_memory import IN_FLIGHT, PlaceDemand
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import make_run
@@ -264,7 +264,7 @@ def test_nothing_is_proposed_before_everybody_has_said_what_it_can_do(
 
 
 def test_a_seating_is_the_coordinators() -> None:
-    cost = BlockDemand(elements=1, memory_bytes=1, flops=1.0)
+    cost = BlockDemand(elements=1, memory=PlaceDemand(activations=1), flops=1.0)
     members = Membership((HALVES,), [cost] * BLOCKS)
     for number, (place, worked) in enumerate(((None, True), ((2, 4), True), ((0, 2), False))):
         volunteer = VolunteerState(f"v{number}", 1, 0.0, cluster=0, place=place, worked=worked)

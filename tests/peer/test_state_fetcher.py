@@ -12,6 +12,7 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.peer.preparation.state_fetcher import prepare_block
+from hetpeer.stages.block.offload import Offload
 
 
 class Files:
@@ -29,7 +30,7 @@ async def test_a_graph_that_cannot_be_read_ends_it_before_a_worker_sees_it() -> 
     files: Any = Files(b"\x80")
     worker: Any = None
     with pytest.raises(LocalError, match="HP-RUN-025: the graph of block 3 of this run is refused") as caught:
-        await prepare_block(worker, files, 3)
+        await prepare_block(worker, files, 3, Offload.NONE)
     assert caught.value.exit_code == ExitCode.VERSION
     assert isinstance(caught.value.__cause__, ProtocolError)
     assert caught.value.why == caught.value.__cause__.what

@@ -14,6 +14,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.device_files import read_devices
+from hetpeer.peer.planning.model_workload import USUAL
 from hetpeer.peer.planning.swarm_inventory import Inventory, inventory
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S
 from tests.bootstrap.engine import make_run
@@ -96,7 +97,7 @@ def test_a_plan_is_made_of_it(
     path.write_text(json.dumps(found.document()) if name.endswith("json") else "\n".join(found.lines()))
     assert read_devices(path).names == tuple(device["name"] for device in found.devices)
     asked = SwarmQuestion(
-        devices=path, model=str(run.path), ratio=None, microbatches=None, seconds=0.0, seed=0
+        devices=path, model=str(run.path), ratio=None, microbatches=None, seconds=0.0, seed=0, choices=USUAL
     )
     plan_swarm(asked, as_json=True)
     planned = json.loads(capsys.readouterr().out)

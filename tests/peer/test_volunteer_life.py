@@ -18,13 +18,15 @@ from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import (
     _called_off,
     computes_on,
+    device_offered,
     doing,
-    memory_offered,
+    host_offered,
     rejection,
     uplink_offered,
 )
 from hetpeer.peer.limits.governor import Reason
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
+from hetpeer.stages.pipeline.place_memory import Offered
 
 
 class InAStep:
@@ -187,42 +189,46 @@ def worker(device: str, free: float, total: float, held: float = 0.0, threads: i
 
 
 @pytest.mark.parametrize(
-    ("ram", "free", "total", "held", "share", "offered"),
+    ("free", "total", "held", "share", "offered"),
     [
-        (32.0, 5.5, 6.0, 0.0, 1.0, 5.2),  # 0.3 GiB for what no plan counts
-        (32.0, 4.5, 6.0, 1.0, 1.0, 5.2),  # what torch keeps after its warm-up it uses again
-        (32.0, 5.5, 6.0, 0.0, 0.5, 2.7),
-        (32.0, 2.0, 6.0, 0.0, 0.5, 1.7),  # somebody else has the rest
-        (3.0, 5.5, 6.0, 0.0, 1.0, 3.0),
-        (32.0, 1.75, 2.0, 0.0, 1.0, 1.5),  # a quarter of a GiB at least
+        (5.5, 6.0, 0.0, 1.0, 5.2),  # 0.3 GiB for what no plan counts
+        (4.5, 6.0, 1.0, 1.0, 5.2),  # what torch keeps after its warm-up it uses again
+        (5.5, 6.0, 0.0, 0.5, 2.7),
+        (2.0, 6.0, 0.0, 0.5, 1.7),  # somebody else has the rest
+        (1.75, 2.0, 0.0, 1.0, 1.5),  # a quarter of a GiB at least
     ],
 )
 def test_on_a_gpu_what_is_free_there(
-    ram: float, free: float, total: float, held: float, share: float, offered: float
+    free: float, total: float, held: float, share: float, offered: float
 ) -> None:
-    found = memory_offered(int(ram * GIB), worker("cuda:0", free, total, held), share)
+    found = device_offered(worker("cuda:0", free, total, held), share)
     assert math.isclose(found / GIB, offered, abs_tol=1e-6)
 
 
 def test_a_gpu_without_memory_offers_next_to_none() -> None:
     """Not nothing, which would mean that it is not known."""
-    assert memory_offered(GIB, worker("cuda:0", 0.1, 6.0), 1.0) == 1
+    assert device_offered(worker("cuda:0", 0.1, 6.0), 1.0) == 1
 
 
-def test_on_a_processor_ram_alone_counts() -> None:
-    assert memory_offered(3 * GIB, worker("cpu", 1.0, 2.0), 0.1) == 3 * GIB
+def test_beside_a_gpu_main_memory_is_offered_but_for_the_share_of_bundles() -> None:
+    assert host_offered(8 * GIB) == 7 * GIB
+    assert host_offered(0) == 1, "0 would be: the device computes in main memory"
 
 
 @pytest.mark.parametrize(
-    ("info", "line"),
+    ("info", "host", "line"),
     [
-        (worker("cuda:1", 21.5, 24.0, 0.5), "computes on A10, 22 GiB free; offers 512 MiB of memory"),
-        (worker("cpu", 8.0, 16.0), "computes on 1 processor core; offers 512 MiB of memory"),
-        (worker("cpu", 8.0, 16.0, threads=2), "computes on 2 processor cores; offers 512 MiB of memory"),
+        (
+            worker("cuda:1", 21.5, 24.0, 0.5),
+            GIB,
+            "computes on A10, 22 GiB free; offers 512 MiB of GPU memory and 1 GiB of main memory",
+        ),
+        (worker("cpu", 8.0, 16.0), 0, "computes on 1 processor core; offers 512 MiB of memory"),
+        (worker("cpu", 8.0, 16.0, threads=2), 0, "computes on 2 processor cores; offers 512 MiB of memory"),
     ],
 )
-def test_the_owner_is_told_what_computes(info: WorkerInfo, line: str) -> None:
-    assert computes_on(info, 512 * MIB) == line
+def test_the_owner_is_told_what_computes(info: WorkerInfo, host: int, line: str) -> None:
+    assert computes_on(info, Offered(device=512 * MIB, host=host)) == line
 
 
 def test_an_uplink_is_offered_as_it_was_measured_and_within_its_limit() -> None:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.graph.graph_cost import activation_bytes
 from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.pipeline.place_memory import Upkeep
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.memory_footprint import footprint, stage_memory
@@ -21,6 +22,7 @@ from tests.stages.zoo import zoo
 pytestmark = pytest.mark.xdist_group("zoo")
 
 TOLERANCE = 0.15
+TWO = Upkeep(kept=2)
 MODELS = ["gpt", "transformers llama", "resnet", "mlp"]
 MODES = {"plain": ComputeMode(), "recompute": ComputeMode(recompute=True), "bf16": ComputeMode(autocast=True)}
 
@@ -117,12 +119,12 @@ def test_a_stage_holds_its_state_and_the_microbatches_in_flight():
     stage = cut_blocks(dag)[1:3]
     one = footprint(stage)
     parameters = sum(block.parameter_bytes for block in stage)
-    memory = stage_memory(stage, 2, kept=2)
+    memory = stage_memory(stage, 2, TWO)
     assert (memory.state, memory.optimizer, memory.slots) == (parameters, 2 * parameters, 3 * parameters)
     assert (memory.in_flight, memory.waiting, memory.working) == (5, 4 * one.kept, one.peak)
     assert memory.total == 6 * parameters + 4 * one.kept + one.peak
-    assert stage_memory(stage, 2, kept=2, microbatches=3).in_flight == 3
-    assert stage_memory(stage, 0, kept=2).waiting == 0
+    assert stage_memory(stage, 2, TWO, microbatches=3).in_flight == 3
+    assert stage_memory(stage, 0, TWO).waiting == 0
 
 
 def test_constants_and_running_statistics_belong_to_the_state():
@@ -130,10 +132,10 @@ def test_constants_and_running_statistics_belong_to_the_state():
     blocks = cut_blocks(dag)
     vectors = 4 * sum(block.vector_count for block in blocks)
     assert vectors > sum(block.parameter_bytes for block in blocks)
-    memory = stage_memory(blocks, 0, kept=2)
+    memory = stage_memory(blocks, 0, TWO)
     assert (memory.state, memory.slots) == (vectors, 3 * vectors)
     _, dag, _ = zoo("frozen")
     (block,) = cut_blocks(dag, 1)
     constants = sum(spec.nbytes for spec in block.buffer_specs.values())
     assert constants
-    assert stage_memory([block], 0, kept=2).state == block.parameter_bytes + constants
+    assert stage_memory([block], 0, TWO).state == block.parameter_bytes + constants

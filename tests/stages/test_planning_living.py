@@ -138,7 +138,7 @@ def test_after_a_death_a_pipeline_that_is_still_being_filled_is_in_nobodys_way(m
     )
     work = StepDemand(
         flops=np.full(blocks, 1e11),
-        memory=np.full(blocks, 4e8),
+        constants=np.full(blocks, 4e8),
         kept=np.full(blocks, 1e7),
         crossing=np.array([0.0, *[4e6] * (blocks - 1), 0.0]),
         reduced=np.full(blocks, 5e7),
@@ -202,7 +202,7 @@ def two_homes() -> tuple[Devices, StepDemand]:
     )
     work = StepDemand(
         flops=np.full(8, 1e11),
-        memory=np.full(8, 1e9),
+        constants=np.full(8, 1e9),
         kept=np.full(8, 1e6),
         crossing=np.array([0.0, *[1e6] * 7, 0.0]),
         reduced=np.full(8, 1e5),

@@ -228,7 +228,7 @@ def test_ravnest_a_cluster_has_the_ram_of_the_whole_model(seed, stages, part):
     devices = some_devices(stages, seed)
     work = replace(
         some_work(blocks, seed),
-        memory=np.full(blocks, part * devices.memory.sum() / blocks),
+        constants=np.full(blocks, part * devices.memory.sum() / blocks),
         kept=np.zeros(blocks),
         crossing=np.zeros(blocks + 1),
         microbatches=1,

@@ -35,7 +35,7 @@ def some_work(blocks: int, seed: int) -> StepDemand:
     crossing[[0, -1]] = 0.0
     return StepDemand(
         flops=random.uniform(1e10, 1e12, blocks),
-        memory=random.uniform(1e8, 1e9, blocks),
+        constants=random.uniform(1e8, 1e9, blocks),
         kept=random.uniform(1e6, 1e8, blocks),
         crossing=crossing,
         reduced=random.uniform(1e7, 1e8, blocks),
@@ -211,7 +211,7 @@ def test_whatever_fits_is_found(seed):
     """Memory is short, and blocks at both ends are large: few orders do."""
     devices, work = some_devices(4, seed), some_work(5, seed)
     memory = work.memory * np.array([8.0, 1.0, 1.0, 1.0, 8.0])
-    work = replace(work, memory=memory, kept=work.kept * 0.0, crossing=work.crossing * 1e-9)
+    work = replace(work, constants=memory, kept=work.kept * 0.0, crossing=work.crossing * 1e-9)
     devices = replace(devices, memory=devices.memory * memory.sum() / devices.memory.sum() * 1.3)
     pipelines = PipelineCuts(devices, work)
     orders = (order for size in range(1, 5) for order in itertools.permutations(range(4), size))
@@ -269,7 +269,8 @@ def test_what_is_said_to_be_missing_is_enough_and_of_one_device_exact(count, par
     devices, work = short_of_memory(count, part)
     if PlanSearch(devices, work, 0).run(lambda: False) is not None:
         pytest.skip("it fits")
-    device, more = lacking(devices, work)
+    device, missing = lacking(devices, work)
+    more = missing.device
     assert device == devices.memory.argmax()
     assert more > 0
     memory = devices.memory.copy()

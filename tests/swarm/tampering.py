@@ -448,7 +448,7 @@ def no_room_for_kept() -> None:
     """A volunteer whose owner's limit leaves nothing beside the worker's part of a place."""
     from hetpeer.peer.training import volunteer
 
-    volunteer.bundles_beside = lambda *_: 0
+    volunteer.bundles_beside = lambda *_, **__: 0
 
 
 def sleepy() -> None:

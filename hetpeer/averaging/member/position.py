@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,26 +26,37 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Effect, StepId
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.pipeline.effects import Handle
+from hetpeer.stages.pipeline.place_memory import Choice, Offered, choose, room_text
 
 
-def choose_place(places: Iterable[m.Place], memory_bytes: int) -> m.Place:
-    """The place to claim with `memory_bytes` of memory. Raises `LocalError` HP-FIT-001 if none fits."""
-    offered = [place for place in places if place.open]
-    fitting = [place for place in offered if place.memory_bytes <= memory_bytes]
+def choose_place(places: Iterable[m.Place], offered: Offered) -> m.Place:
+    """The place to claim with what is `offered`. Raises `LocalError` HP-FIT-001 if none fits."""
+    choices = [(place, choose(place.demand, offered)) for place in places if place.open]
+    fitting = [place for place, choice in choices if choice.fits]
     if not fitting:
-        smallest = min((place.memory_bytes for place in offered), default=0)
-        raise LocalError(
-            "HP-FIT-001",
-            "no open place of this run fits into this machine's memory",
-            why=f"the smallest needs {smallest / 2**20:.0f} MiB, this machine offers "
-            f"{memory_bytes / 2**20:.0f} MiB",
-            fix="allow more with --ram-limit (on a GPU, close what else uses it), or ask the run's author "
-            "for more and smaller stages",
-            exit_code=ExitCode.TOO_SMALL,
-        )
+        raise _too_small([choice for _, choice in choices], offered)
     return min(
         fitting,
         key=lambda p: (p.holders > 0, p.rank, p.holders, -p.departures, -p.memory_bytes, p.cluster, p.begin),
+    )
+
+
+def _too_small(choices: Sequence[Choice], offered: Offered) -> LocalError:
+    """HP-FIT-001, with what the place that lacks the fewest bytes needs and lacks."""
+    nearest = min(choices, key=lambda choice: choice.missing.total, default=None)
+    why = "no place is open"
+    if nearest is not None:
+        needed, had, missing = (
+            room_text(room, apart=offered.apart) for room in (nearest.room, offered.room, nearest.missing)
+        )
+        why = f"the nearest needs {needed}, this machine offers {had}: {missing} too little"
+    return LocalError(
+        "HP-FIT-001",
+        "no open place of this run fits into this machine's memory",
+        why=why,
+        fix="allow more (--ram-limit, --disk-limit, --offload auto; close what else uses the GPU), or ask "
+        "the run's author for more and smaller stages",
+        exit_code=ExitCode.TOO_SMALL,
     )
 
 

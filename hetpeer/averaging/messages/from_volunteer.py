@@ -39,6 +39,7 @@ from hetpeer.averaging.messages.message_fields import (
     TermView,
     Text,
 )
+from hetpeer.stages.pipeline.place_memory import Offered, kinds_of
 
 MOST_VOTED, MOST_SHOWN, MOST_GIVEN = 1 << 12, 1 << 12, 1 << 13
 """Entries at most: in each list of a Vote but its blocks; fingerprints and inputs in a Shown."""
@@ -55,6 +56,12 @@ class Hello(Schema):
     incarnation: Count
     name: Text = ""
     memory_bytes: Count = 0
+    """Memory of the device that it offers: of its GPU, or main memory if the processor computes."""
+    host_bytes: Count = 0
+    """Main memory that it offers beside a GPU."""
+    disk_bytes: Count = 0
+    offload: Text = ""
+    """Kinds of offload that its owner allows, a key of CHOICES; empty: the version knows none."""
     flops_per_second: Speed = 0.0
     """FLOP/s reached on the blocks of the volunteer's place; `product_flops` before it has had one."""
     product_flops: Speed = 0.0
@@ -69,6 +76,18 @@ class Hello(Schema):
     """The voucher of its invite, if the run asks for one (bootstrap/run/vouchers.py)."""
     work: Annotated[bytes, Field(max_length=8)] = b""
     """The volunteer's proof of work, if the run asks for one (bootstrap/admission/proof_of_work.py)."""
+
+    @property
+    def offered(self) -> Offered | None:
+        """What it offers to a place; None: it does not say."""
+        if not self.memory_bytes:
+            return None
+        return Offered(
+            device=self.memory_bytes,
+            host=self.host_bytes,
+            disk=self.disk_bytes,
+            kinds=kinds_of(self.offload),
+        )
 
     @property
     def understands_us(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
+from hetpeer.stages.pipeline.place_memory import PlaceDemand, Upkeep
 from hetpeer.stages.pipeline.routes import Hop
 
 CONTROL_PROTOCOL: Final = "hetpeer/1/control"
@@ -198,6 +199,17 @@ class Place(Schema):
     begin: Block
     end: Block
     memory_bytes: Count
+    """What its blocks take if everything is in one memory."""
+    numbers: Count = 0
+    """Elements of its vectors. This and the next six fields say what the blocks take with each kind of
+    offload; a coordinator that does not know them leaves them out.
+    """
+    kept: Count = 0
+    behind: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
+    in_state: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
+    halved: Count = 0
+    constant_bytes: Count = 0
+    activation_bytes: Count = 0
     flops: float
     holders: Count
     """Volunteers that hold or prepare the block of the place that has the fewest holders."""
@@ -208,6 +220,33 @@ class Place(Schema):
     serves it better (bootstrap/state/placement_policy.py).
     """
     open: bool
+
+    @property
+    def demand(self) -> PlaceDemand:
+        """What its blocks take. Of a coordinator that names one sum only: that sum, always on the device."""
+        if not self.numbers:
+            return PlaceDemand(activations=self.memory_bytes)
+        return PlaceDemand(
+            numbers=self.numbers,
+            constants=self.constant_bytes,
+            activations=self.activation_bytes,
+            halved=min(self.halved, self.numbers),
+            upkeep=Upkeep(kept=self.kept, behind=self.behind, in_state=self.in_state),
+        )
+
+
+def demand_fields(demand: PlaceDemand) -> dict[str, int]:
+    """The fields of a `Place` that say what its blocks take."""
+    return {
+        "memory_bytes": demand.in_one_memory,
+        "numbers": demand.numbers,
+        "kept": demand.upkeep.kept,
+        "behind": demand.upkeep.behind,
+        "in_state": demand.upkeep.in_state,
+        "halved": demand.halved,
+        "constant_bytes": demand.constants,
+        "activation_bytes": demand.activations,
+    }
 
 
 class OfStep(Schema):

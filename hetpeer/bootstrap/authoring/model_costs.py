@@ -22,6 +22,7 @@ from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.samples.packing import IDS, LABELS, MASK
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.data.shards import TARGETS, TOKENS
+from hetpeer.stages.pipeline.place_memory import Upkeep
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +82,14 @@ def inspect_run(directory: Path) -> ModelCosts:
     manifest = run.manifest
     specs = [run.block_spec(block) for block in manifest.blocks]
     microbatches = manifest.training.microbatches
-    found = _inspection(manifest.name, specs, manifest.layouts, manifest.kept, microbatches)
+    found = _inspection(
+        manifest.name,
+        specs,
+        manifest.layouts,
+        manifest.upkeep,
+        microbatches,
+        casts=manifest.training.keeps_cast,
+    )
     return replace(found, run_id=run.run_id, manifest=manifest)
 
 
@@ -120,7 +128,9 @@ def plan_model(
     specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
-    return _inspection(Path(model).name, specs, layouts, len(training.optimizer.keeps), None)
+    kept = len(training.optimizer.keeps)
+    upkeep = Upkeep(kept=kept, in_state=1 + kept)
+    return _inspection(Path(model).name, specs, layouts, upkeep, None, casts=training.keeps_cast)
 
 
 def _without_weights(model: str, task: Task | None) -> tuple[nn.Module, Task]:
@@ -196,10 +206,12 @@ def _inspection(
     name: str,
     specs: Sequence[BlockSpec],
     layouts: Sequence[Sequence[tuple[int, int]]],
-    kept: int,
+    upkeep: Upkeep,
     microbatches: int | None,
+    *,
+    casts: bool,
 ) -> ModelCosts:
-    """Costs of the model `specs` under each of `layouts`; `kept`: optimizer vectors per block."""
+    """Costs of the model `specs` under each of `layouts`."""
     from hetpeer.stages.graph.graph_cost import block_cost, tied_parameters
     from hetpeer.stages.worker.memory_footprint import stage_memory
 
@@ -218,7 +230,9 @@ def _inspection(
                     flops_forward=sum(cost.flops_forward for cost in costs[begin:end]),
                     flops_backward=sum(cost.flops_backward for cost in costs[begin:end]),
                     leaves=costs[end - 1].leaves,
-                    memory=stage_memory(specs[begin:end], len(layout) - 1 - number, kept, microbatches),
+                    memory=stage_memory(
+                        specs[begin:end], len(layout) - 1 - number, upkeep, microbatches, casts=casts
+                    ),
                 )
                 for number, (begin, end) in enumerate(layout)
             ]

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.data.shards import Arrays
+from hetpeer.stages.graph.parameter_reads import cast_count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -156,6 +157,7 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
         "state_digest": initial.digest(),
         "parameter_count": spec.parameter_count,
         "vector_count": spec.vector_count,
+        "cast_count": cast_count(spec),
         "parameter_bytes": spec.parameter_bytes,
         "flops_forward": spec.flops_forward,
         "activation_bytes": spec.activation_bytes,

@@ -100,8 +100,7 @@ class ClusterAgendas:
         forming = [cluster for cluster in self._clusters if not cluster.founded and cluster.dissolved is None]
         begun = [cluster for cluster in forming if cluster.members.volunteers]
         places = [place for cluster in begun for place in cluster.places_for(volunteer)]
-        fits = [place for place in places if place.open and volunteer.memory_bytes >= place.memory_bytes]
-        if fits or (not volunteer.memory_bytes and any(place.open for place in places)):
+        if any(place.open and volunteer.has_room(place) for place in places):
             return places
         empty = next((cluster for cluster in forming if cluster not in begun), None)
         if empty is None:

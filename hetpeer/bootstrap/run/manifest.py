@@ -40,7 +40,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.stages.data.microbatches import DataPlan
 from hetpeer.stages.links.codec import EXACT_TOLERANCE, Codec
-from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.pipeline.place_memory import Upkeep
 
 WIRE_VERSION: Final = 1
 
@@ -56,6 +56,8 @@ Model = TypeVar("Model", bound=BaseModel)
 class BlockEntry(ManifestPart):
     """One block: its graph, its initial state and what it costs per microbatch."""
 
+    LATER = frozenset({"cast_count"})
+
     index: Count
     graph: FileRef
     state: FileRef
@@ -66,6 +68,8 @@ class BlockEntry(ManifestPart):
     parameter_count: Count
     vector_count: Count
     """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
+    cast_count: Count = 0
+    """Elements of parameters of which a GPU may keep copies in bfloat16 (stages/graph/parameter_reads.py)."""
     parameter_bytes: Count
     flops_forward: Count
     activation_bytes: Count
@@ -167,18 +171,18 @@ class Manifest(ManifestPart):
         return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
 
     @property
-    def kept(self) -> int:
-        """Vectors that a holder keeps of each block besides parameters, gradient and one step's slots."""
+    def upkeep(self) -> Upkeep:
+        """What a holder keeps of each parameter besides weight, gradient and one step's slots."""
         # the copy, the mean of copies
         delayed = 2 if self.averaging is not None and self.averaging.delayed else 0
         rounded = self.links.reduce != "none"
         # what parts and sums have lost, before and now
         gradients = 4 if rounded and self.links.feedback else 0
         parameters = 3 if rounded and self.averaging is not None else 0  # parts, now; sums, before and now
-        # of each step beside the first: its parameters, its slots
-        overlapping = self.training.staleness * (1 + LIVE)
         checks = CHECKED if self.trust.spot_checks else 0
-        return len(self.optimizer_state) + delayed + gradients + parameters + overlapping + checks
+        kept = len(self.optimizer_state) + delayed + gradients + parameters + checks
+        in_state = 1 + len(self.optimizer_state)
+        return Upkeep(kept=kept, behind=self.training.staleness, in_state=in_state)
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

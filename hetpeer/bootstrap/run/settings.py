@@ -238,6 +238,14 @@ class TrainingSettings(ManifestPart):
     """Parameter groups; the first one that matches a parameter's name applies."""
 
     @property
+    def keeps_cast(self) -> bool:
+        """Whether a GPU may keep copies of weights in bfloat16 where autocast casts them anyway.
+
+        Corrections of stale gradients need all bits of the older versions.
+        """
+        return self.dtype == "bf16" and not self.compensation
+
+    @property
     def update(self) -> dict[str, Setting]:
         """Settings from which averaging/optim/update_rules.py builds the update rule."""
         common = {name: getattr(self, name) for name in ("learning_rate", "weight_decay", "schedule")}

@@ -10,7 +10,7 @@ from hetpeer.bootstrap.run.manifest import BlockEntry, Manifest
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.pipeline.place_memory import IN_FLIGHT, PlaceDemand
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, StepDemand
 
 FLOAT = 4
@@ -22,12 +22,14 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
     vectors = np.array([block.vector_count * FLOAT for block in blocks], dtype=np.float64)
     return StepDemand(
         flops=np.array([block.flops_forward for block in blocks], dtype=np.float64),
-        # parameters, the gradient, what is kept, slots; constants
-        memory=(2 + manifest.kept + LIVE) * vectors + np.array([constant_bytes(block) for block in blocks]),
+        constants=np.array([constant_bytes(block) for block in blocks], dtype=np.float64),
+        numbers=vectors / FLOAT,
+        halved=np.array([_halved(manifest, block) for block in blocks], dtype=np.float64),
+        upkeep=manifest.upkeep,
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
         crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         reduced=vectors,
-        state=(1 + manifest.kept) * vectors,
+        state=manifest.upkeep.in_state * vectors,
         microbatches=microbatches,
         recompute=manifest.training.recompute,
         compression=of_links(manifest.links),
@@ -36,6 +38,22 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
         if (own := manifest.averaging) is None
         else Averaging(interval=own.interval, delayed=own.delayed),
     )
+
+
+def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
+    """What `block` takes at a holder, with the activations that a place is offered with."""
+    return PlaceDemand(
+        numbers=block.vector_count,
+        halved=_halved(manifest, block),
+        constants=constant_bytes(block),
+        activations=IN_FLIGHT * block.activation_bytes,
+        upkeep=manifest.upkeep,
+    )
+
+
+def _halved(manifest: Manifest, block: BlockEntry) -> int:
+    """Elements of which a GPU keeps copies in bfloat16."""
+    return block.cast_count if manifest.training.keeps_cast else 0
 
 
 def constant_bytes(block: BlockEntry) -> int:

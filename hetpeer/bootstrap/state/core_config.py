@@ -10,16 +10,12 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.step_workload import constant_bytes, of_links, of_manifest
+from hetpeer.bootstrap.run.step_workload import demand_of, of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.dht.channels.redial import longest_absence_s
 from hetpeer.stages.block.fingerprint import KEY_BYTES, difference, distance
-from hetpeer.stages.pipeline.gradient_slots import LIVE
-
-IN_FLIGHT = 4
-"""Microbatches whose activations a place must have memory for."""
 
 
 def message_bounds(manifest: Manifest) -> MessageBounds:
@@ -83,10 +79,7 @@ def coordinator_config(
         costs=[
             BlockDemand(
                 elements=block.vector_count,
-                # parameters, what the optimizer keeps, the gradient, slots; constants; activations
-                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes
-                + constant_bytes(block)
-                + IN_FLIGHT * block.activation_bytes,
+                memory=demand_of(manifest, block),
                 flops=float(block.flops_forward),
             )
             for block in manifest.blocks

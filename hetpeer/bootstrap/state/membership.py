@@ -8,12 +8,12 @@ always one more cluster open than volunteers fill, so a newcomer finds either a 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hetpeer.averaging.messages import Held, Hello, Place, Range
+from hetpeer.averaging.messages import Held, Hello, Place, Range, demand_fields
+from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand, choose
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 RECENT = 0.3
@@ -41,7 +41,8 @@ class VolunteerState:
     flops_per_second: float = 0.0
     product_flops: float = 0.0
     """FLOP/s in products of large matrices; `flops_per_second` if nothing else was tried; 0: not reported."""
-    memory_bytes: int = 0
+    offered: Offered | None = None
+    """What it offers to a place; None: not reported, and taken to be enough for any."""
     name: str = ""
     life_cycle: LifeCycle = LifeCycle.JOINING
     cluster: int = -1
@@ -78,7 +79,7 @@ class VolunteerState:
             hello.wire_version,
             flops_per_second=hello.flops_per_second,
             product_flops=hello.product_flops,
-            memory_bytes=hello.memory_bytes,
+            offered=hello.offered,
             name=hello.name,
             uplink=hello.uplink,
         )
@@ -110,6 +111,10 @@ class VolunteerState:
         """Whether `held` is all of its place at `version`."""
         blocks = range(*(self.place or (0, 0)))
         return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)
+
+    def has_room(self, place: Place) -> bool:
+        """Whether `place` fits into what the volunteer offers, with a kind of offload that it allows."""
+        return self.offered is None or choose(place.demand, self.offered).fits
 
     # ── transitions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,10 +148,10 @@ PLAIN = Compression()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDemand:
-    """Demand of a block on its holder: vector elements, memory bytes, forward FLOPs of a microbatch."""
+    """Demand of a block on its holder: vector elements, memory, forward FLOPs of a microbatch."""
 
     elements: int
-    memory_bytes: int
+    memory: PlaceDemand
     flops: float
 
 
@@ -221,7 +226,7 @@ class Membership:
             cluster=cluster,
             begin=place[0],
             end=place[1],
-            memory_bytes=sum(cost.memory_bytes for cost in costs),
+            **demand_fields(PlaceDemand.of_all([cost.memory for cost in costs])),
             flops=sum(cost.flops for cost in costs),
             holders=holders,
             departures=max(sum(self._departures.get(peer, 0) for peer in peers) for peers in least),
@@ -247,9 +252,8 @@ class Membership:
         ):
             return
         volunteer.place = None
-        memory = volunteer.memory_bytes or math.inf
         places = [place for place in self.places() if place.open]
-        best = min(places, key=lambda place: (place.memory_bytes > memory, place.holders, place.cluster))
+        best = min(places, key=lambda place: (not volunteer.has_room(place), place.holders, place.cluster))
         volunteer.cluster, volunteer.place = best.cluster, (best.begin, best.end)
 
     def adopt(self, volunteer: VolunteerState, place: Range) -> bool:
@@ -279,8 +283,8 @@ class Membership:
             if not place.open or place.holders:
                 continue
             for volunteer in sorted(self.volunteers.values(), key=lambda v: (-v.cluster, v.peer)):
-                small = 0 < volunteer.memory_bytes < place.memory_bytes
-                if volunteer.place is not None and not small and self._redundant(volunteer):
+                seated = volunteer.place is not None and self._redundant(volunteer)
+                if seated and volunteer.has_room(place):
                     return volunteer, place
         return None
 

@@ -51,8 +51,7 @@ class StepTime(PlacementPolicy):
         alike = [0] * len(places)
         if not newcomer.flops_per_second or not 0 < len(others) <= MOST:
             return alike
-        room = newcomer.memory_bytes or math.inf
-        fitting = [place for place in places if place.open and place.memory_bytes <= room]
+        fitting = [place for place in places if place.open and newcomer.has_room(place)]
         if any(not place.holders for place in fitting):
             fitting = [place for place in fitting if not place.holders]
         ranges = list(dict.fromkeys((place.begin, place.end) for place in fitting))

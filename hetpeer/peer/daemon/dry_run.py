@@ -29,6 +29,8 @@ from hetpeer.peer.preparation.disk_room import check_room
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.training.early_placement import missing_bytes, places_seen, state_bytes
+from hetpeer.peer.training.volunteer_figures import offload_text
+from hetpeer.stages.pipeline.place_memory import Offered, choose, room_text
 
 
 async def try_out(options: JoinOptions) -> None:
@@ -66,25 +68,27 @@ async def _foresee(options: JoinOptions, home: Home, governing: LimitsInForce, a
     async with contextlib.AsyncExitStack() as life:
         _, offer, _ = await start_compute(home, governing, life)
     adverts = await Roster(node, signed.run_id).read()
-    place = choose_place(places_seen(run, adverts, offer), offer.memory_bytes)
-    for line in _taking(run, place, adverts):
+    place = choose_place(places_seen(run, adverts, offer), offer.memory)
+    for line in _taking(run, place, adverts, offer.memory):
         say(line)
     blocks = range(place.begin, place.end)
     check_room(run.path.parent, run.run_id, missing_bytes(run, blocks), size(governing.settings.limits.files))
 
 
-def _taking(run: RunDirectory, place: Place, adverts: Mapping[str, Advert]) -> list[str]:
+def _taking(run: RunDirectory, place: Place, adverts: Mapping[str, Advert], offered: Offered) -> list[str]:
     """Lines about the blocks it would take and the bytes it would download."""
     manifest, blocks = run.manifest, range(place.begin, place.end)
     holders = "1 volunteer" if place.holders == 1 else f"{place.holders or 'no'} volunteers"
     data = sum(shard.bytes for shard in (*manifest.data.train, *manifest.data.heldout))
     needed = f"{bytes_text(missing_bytes(run, blocks))} of graphs and constants"
     states = f"{bytes_text(state_bytes(manifest, blocks))} of states at most"
+    choice = choose(place.demand, offered)
     taken = (
-        f"{blocks_text(place.begin, place.end)}, held by {holders} now, with {bytes_text(place.memory_bytes)}"
+        f"{blocks_text(place.begin, place.end)}, held by {holders} now, with "
+        f"{room_text(choice.room, apart=offered.apart)}"
     )
     lines = [
-        f"it would probably take {taken} of memory",
+        f"it would probably take {taken}; {offload_text(choice.kind, apart=offered.apart)}",
         f"it would download {needed}, {states}, and its part of {bytes_text(data)} of data",
     ]
     if not any(advert.role == "coordinator" for advert in adverts.values()):

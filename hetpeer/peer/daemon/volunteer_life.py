@@ -39,11 +39,13 @@ from hetpeer.peer.training.self_advert import (
     workless_advert,
 )
 from hetpeer.peer.training.volunteer import Volunteer
-from hetpeer.peer.training.volunteer_figures import Offer
+from hetpeer.peer.training.volunteer_figures import Offer, memory_text
+from hetpeer.peer.transport.tensor_schema import BUNDLES
 from hetpeer.stages.block import device
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
+from hetpeer.stages.pipeline.place_memory import Offered, kinds_of
 
 FAREWELL_S = 3.0
 HAND_OVER_S = 6.0
@@ -107,15 +109,21 @@ async def start_compute(
         compute.suspend()
         raise
     governing.computes_on(settings.compute.device, info.device_uuid)
-    memory = memory_offered(ram, info, share(settings.limits.gpu_memory))
+    memory = Offered(
+        device=device_offered(info, share(settings.limits.gpu_memory)) if on_gpu(info) else ram,
+        host=host_offered(ram) if on_gpu(info) else 0,
+        disk=disk,
+        kinds=kinds_of(settings.compute.offload),
+    )
     say(computes_on(info, memory))
     offer = Offer(
-        memory_bytes=memory,
+        memory=memory,
+        ram_bytes=ram,
         uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
         flops_per_second=speed,
         name=settings.node.name,
-        in_ram=not on_gpu(info),
         arithmetic=info.arithmetic,
+        choice=settings.compute.offload,
     )
     return compute, offer, info.device_name
 
@@ -134,8 +142,8 @@ async def _live(
         node, presence.home, files, compute, offer, presence.credentials, presence.evidence, presence.trace
     )
     freeze_memory()
-    name, memory = files.run.manifest.name, offer.memory_bytes
-    _log.info("run %s: computes on %s, offers %d MiB", name, device_name, memory >> 20)
+    name, memory = files.run.manifest.name, memory_text(offer.memory)
+    _log.info("run %s: computes on %s, offers %s", name, device_name, memory)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
     ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
     beside = [
@@ -343,20 +351,19 @@ def _offered(limit: float, free: int) -> int:
     return int(limit) if limit > 1 else int(free * limit)
 
 
-def memory_offered(ram: int, info: WorkerInfo, gpu_memory: float) -> int:
-    """Bytes that a place may take: `ram`, and on a GPU at most the free part of the share `gpu_memory`. Pure.
-
-    On a GPU parameters, slots and activations lie there; tensors in transit and a state being loaded are in
-    RAM.
-    """
-    if not on_gpu(info):
-        return ram
+def device_offered(info: WorkerInfo, gpu_memory: float) -> int:
+    """Bytes of a GPU that a place may take: the free part of the share `gpu_memory`. Pure."""
     total, held = info.device_total_bytes, info.device_bytes
     free = min(
         info.device_free_bytes + held, int(total * gpu_memory)
     )  # what torch holds after a warm-up is used again
     reserved = max(LEAST_RESERVED_BYTES, int(total * RESERVED))
-    return min(ram, max(free - reserved, 1))  # 0 would be: not known
+    return max(free - reserved, 1)  # 0 would be: not known
+
+
+def host_offered(ram: int) -> int:
+    """Bytes of main memory that a place may take beside a GPU: bundles have a share of `ram`. Pure."""
+    return max(ram - int(ram * BUNDLES), 1)  # 0 would be: the device computes in main memory
 
 
 def uplink_offered(measured: float, limit: float) -> float:
@@ -370,9 +377,9 @@ def on_gpu(info: WorkerInfo) -> bool:
     return info.device != "cpu"
 
 
-def computes_on(info: WorkerInfo, offered: int) -> str:
-    """Line for the owner: device and offered memory, `offered` as from `memory_offered`. Pure."""
+def computes_on(info: WorkerInfo, offered: Offered) -> str:
+    """Line for the owner: device and offered memory. Pure."""
     cores = "1 processor core" if info.threads == 1 else f"{info.threads} processor cores"
     free = bytes_text(info.device_free_bytes + info.device_bytes)
     there = f"{info.device_name}, {free} free" if on_gpu(info) else cores
-    return f"computes on {there}; offers {bytes_text(offered)} of memory"
+    return f"computes on {there}; offers {memory_text(offered)}"

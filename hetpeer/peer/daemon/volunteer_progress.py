@@ -17,6 +17,7 @@ from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.early_placement import state_bytes
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.training.volunteer import Volunteer
+from hetpeer.peer.training.volunteer_figures import memory_text, offload_text
 
 if TYPE_CHECKING:
     from hetpeer.peer.daemon.presence import Presence
@@ -164,6 +165,13 @@ def _blocks(member: Member) -> str:
     return "" if member.place is None else blocks_text(*member.place)
 
 
+def _memory_text(volunteer: Volunteer) -> str:
+    """`offers 7.2 GiB of GPU memory and 12 GiB of main memory; optimizer in main memory`."""
+    offered, offload = volunteer.offer.memory, volunteer.offload
+    where = "" if offload is None else f"; {offload_text(offload.kind, apart=offered.apart)}"
+    return f"offers {memory_text(offered)}{where}"
+
+
 def figures_of(presence: Presence) -> VolunteerStatus:
     """Current progress; without a living volunteer only that of the run."""
     manifest, volunteer = presence.files.run.manifest, presence.life.volunteer
@@ -181,6 +189,7 @@ def figures_of(presence: Presence) -> VolunteerStatus:
         "units_per_second": volunteer.tokens_per_second,
         "microbatches": figures.microbatches,
         "computes": figures.shares.lately(time.monotonic())[WorkerOccupation.COMPUTES],
+        "memory": _memory_text(volunteer),
         "lines": tuple(
             LinkStatus(to=note.to, way=note.path, bytes_per_second=float(note.rate)) for note in notes
         ),

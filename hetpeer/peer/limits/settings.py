@@ -35,7 +35,15 @@ COMMAND_LINE = "the command line"
 """Source of a setting that is an option of `join`."""
 WORKER = "hetpeer.averaging.worker_main"
 """The program that computes for a daemon."""
-WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
+WITH_WORKER = (
+    "node.name",
+    "compute.device",
+    "compute.offload",
+    "limits.nice",
+    "limits.ram",
+    "limits.gpu_memory",
+    "limits.disk",
+)
 AT_START = ("network.host", "network.port", "network.direct_port", "network.lan", "dashboard.listen")
 LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8787
 DASHBOARD_OFF = "off"
@@ -94,6 +102,13 @@ class ComputeSection(_Section):
         str,
         AfterValidator(_device),
         JoinOption("--device", "Device to compute on: auto, cpu, cuda or cuda:N."),
+    ] = "auto"
+    offload: Annotated[
+        Literal["auto", "none", "host", "disk"],
+        JoinOption(
+            "--offload",
+            "Where to keep what only updates need: auto, none (on the device), host (main memory) or disk.",
+        ),
     ] = "auto"
 
 

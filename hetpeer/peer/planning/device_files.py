@@ -6,7 +6,12 @@
     [[device]]
     name = "attic"
     tflops = 8.5                     # reached by its worker
-    memory_gib = 6.0                 # offered
+    memory_gib = 6.0                 # offered of the memory that it computes in
+    host_gib = 12.0                  # main memory beside a GPU; without it, memory_gib is main memory
+    disk_gib = 20.0                  # for what does not fit into memory
+    offload = "auto"                 # none, host or disk: as `hetpeer join --offload`
+    pcie_gb_s = 12.0                 # between GPU and main memory
+    disk_gb_s = 1.0
     up_mbps = 20
     down_mbps = 100
     private = true                   # nobody can connect to it: two such devices need a front
@@ -28,14 +33,23 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.untrusted import plain_reason
+from hetpeer.stages.pipeline.place_memory import kinds_of
 from hetpeer.stages.planning.device_network import MOST, DeviceNetwork, through_fronts, wrong
-from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_inputs import (
+    DISK,
+    LATENCY_S,
+    LINE,
+    PCIE,
+    Beside,
+    Devices,
+    StepDemand,
+)
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
@@ -62,7 +76,23 @@ class DeviceEntry(FrontEntry):
 
     tflops: Amount
     memory_gib: Amount
+    host_gib: Amount | None = None
+    disk_gib: Amount | None = None
+    offload: Literal["auto", "none", "host", "disk"] = "auto"
+    pcie_gb_s: Amount = PCIE / GIGA
+    disk_gb_s: Amount = DISK / GIGA
     private: Annotated[bool, Field(strict=True)] = False
+
+    @property
+    def beside(self) -> Beside:
+        """What it offers beside the memory that it computes in."""
+        return Beside(
+            host=(self.host_gib or 0.0) * GIB,
+            disk=(self.disk_gib or 0.0) * GIB,
+            kinds=kinds_of(self.offload),
+            pcie=self.pcie_gb_s * GIGA,
+            disk_rate=self.disk_gb_s * GIGA,
+        )
 
 
 class _DeviceFile(_Entry):
@@ -145,6 +175,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
             * (met if file.bandwidth_gbit_s is None else 1.0)
             * GIGA
             / BITS,
+            beside=tuple(entry.beside for entry in file.device) + (Beside(),) * fronts,
         ),
         fronts,
     )

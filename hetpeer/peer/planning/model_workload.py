@@ -15,11 +15,12 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import FLOAT, of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.device_files import GIB, NamedDevices
-from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.pipeline.place_memory import Upkeep
 from hetpeer.stages.planning.swarms.pipeline_cuts import lacking
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 ADAMW_KEEPS = 2
+BFLOAT16 = 2
 KEPT_PER_WIDTH = 34 / 2
 """Numbers per token and width that a transformer layer keeps for its backward, without the attention matrix
 (Korthikanti et al., arXiv 2205.05198, 4.1).
@@ -46,23 +47,41 @@ PRESETS = {
 }
 
 
-def work_of(model: str, microbatches: int | None, ratio: float | None = None) -> StepDemand:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetChoices:
+    """How a preset is trained; a run's manifest says it for a run."""
+
+    bf16: bool = False
+    """Whether products are computed in bfloat16, and a GPU's copies of their weights are (docs/memory.md)."""
+    recompute: bool = False
+
+
+USUAL = PresetChoices()
+
+
+def work_of(
+    model: str,
+    microbatches: int | None,
+    ratio: float | None = None,
+    choices: PresetChoices = USUAL,
+) -> StepDemand:
     """Workload of a run directory or a preset.
 
     `microbatches` of a step: None takes the run's own, or 64. `ratio`: factor by which slow links may
-    compress activations and their gradients; None takes the run's, or 1. Raises `LocalError` HP-PLAN-004.
+    compress activations and their gradients; None takes the run's, or 1. `choices` are of a preset; a run's
+    manifest has its own. Raises `LocalError` HP-PLAN-004.
     """
-    work = _work_of(model, microbatches)
+    work = _work_of(model, microbatches, choices)
     if ratio is None:
         return work
     squeezed = replace(work.compression, forward=ratio, backward=ratio, adaptive=True)
     return replace(work, compression=squeezed)
 
 
-def _work_of(model: str, microbatches: int | None) -> StepDemand:
+def _work_of(model: str, microbatches: int | None, choices: PresetChoices) -> StepDemand:
     """Workload of a preset or a run, compressed as the run says. Raises `LocalError` HP-PLAN-004."""
     if model in PRESETS:
-        return preset(PRESETS[model], microbatches or 64)
+        return preset(PRESETS[model], microbatches or 64, choices)
     if not Path(model).is_dir():
         raise LocalError(
             "HP-PLAN-004",
@@ -75,8 +94,8 @@ def _work_of(model: str, microbatches: int | None) -> StepDemand:
     return of_manifest(manifest, microbatches or manifest.training.microbatches)
 
 
-def preset(gpt: Gpt, microbatches: int) -> StepDemand:
-    """AdamW in float32; one sequence a microbatch, one layer a block; embedding and tied head at the ends."""
+def preset(gpt: Gpt, microbatches: int, choices: PresetChoices = USUAL) -> StepDemand:
+    """AdamW; one sequence a microbatch, one layer a block; embedding and tied head at the ends."""
     tokens, width, layers = gpt.context, gpt.width, gpt.layers
     parameters = np.full(layers, 12.0 * width * width + 13.0 * width)
     parameters[0] += (gpt.vocabulary + gpt.context) * width
@@ -84,26 +103,37 @@ def preset(gpt: Gpt, microbatches: int) -> StepDemand:
     flops[-1] += 2.0 * tokens * width * gpt.vocabulary
     crossing = np.full(layers + 1, float(FLOAT * tokens * width))
     crossing[[0, -1]] = 0.0
+    kept = FLOAT if choices.recompute else KEPT_PER_WIDTH * (BFLOAT16 if choices.bf16 else FLOAT)
     return StepDemand(
         flops=flops,
-        memory=(2 + ADAMW_KEEPS + LIVE) * FLOAT * parameters,
-        kept=np.full(layers, FLOAT * KEPT_PER_WIDTH * tokens * width),
+        constants=np.zeros(layers),
+        numbers=parameters,
+        halved=np.full(layers, 12.0 * width * width) if choices.bf16 else None,
+        upkeep=Upkeep(kept=ADAMW_KEEPS),
+        kept=np.full(layers, kept * tokens * width),
         crossing=crossing,
         reduced=FLOAT * parameters,
         state=(1 + ADAMW_KEEPS) * FLOAT * parameters,
         microbatches=microbatches,
+        recompute=choices.recompute,
     )
 
 
 def too_small(named: NamedDevices, work: StepDemand, model: str) -> LocalError:
     """HP-PLAN-005, with what would be enough."""
     device, missing = lacking(named.devices, work)
-    more = math.ceil(10 * missing / GIB) / 10
+    apart = named.devices.offered(device).apart
+    names = (" of GPU memory", " of main memory", " of disk") if apart else ("", "", " of disk")
+    more = [
+        f"{math.ceil(10 * nbytes / GIB) / 10:.1f} GiB{name} more"
+        for nbytes, name in zip((missing.device, missing.host, missing.disk), names, strict=True)
+        if nbytes
+    ]
     return LocalError(
         "HP-PLAN-005",
         f"{model} does not fit into the memory of these {len(named.names)} devices",
         why=f"their {named.devices.memory.sum() / GIB:.1f} GiB are not enough, or are spread over too small "
         "devices",
-        fix=f"it needs {more:.1f} GiB more on {named.names[device]}, or more devices",
+        fix=f"it needs {' and '.join(more)} on {named.names[device]}, or more devices",
         exit_code=ExitCode.TOO_SMALL,
     )

@@ -9,6 +9,7 @@ use; `RememberedLinks` adds those of earlier adverts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,12 +21,12 @@ from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
-from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
+from hetpeer.stages.pipeline.place_memory import choose
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -130,7 +131,7 @@ def proposal(
     peers = found.peers
     if set(peers) != set(seating.seats):
         return None
-    devices = named.devices
+    devices = _as_measured(named.devices)
     guessed = devices.bandwidth / DOUBT**disappointed
     devices = replace(devices, bandwidth=np.where(found.measured, devices.bandwidth, guessed))
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
@@ -162,6 +163,12 @@ def proposal(
     )
 
 
+def _as_measured(devices: Devices) -> Devices:
+    """The devices without time between GPU, main memory and disk, which measured speeds contain."""
+    free = tuple(replace(beside, pcie=math.inf, disk_rate=math.inf) for beside in devices.beside)
+    return replace(devices, beside=free)
+
+
 def _lines(seating: Seating, peers: Sequence[str]) -> list[list[tuple[int | None, Range]]]:
     """The peers at each place of each cluster."""
     taken = {seat: number for number, peer in enumerate(peers) for seat in [seating.seats[peer]]}
@@ -191,7 +198,6 @@ def _arrangement(
         seats |= {peers[d]: (len(layouts), place) for d, place in zip(pipeline.devices, layout, strict=True)}
         layouts.append(layout)
     begun = len(layouts)
-    needed = work.memory + IN_FLIGHT * work.kept  # as places are offered to newcomers
     for device, peer in enumerate(peers):
         if peer in seats:
             continue
@@ -203,8 +209,8 @@ def _arrangement(
             layouts.append(tuple((begin, end) for begin, end in usual[len(layouts) % len(usual)]))
             free = [(len(layouts) - 1, place) for place in layouts[-1]]
         cluster, held = seating.seats[peer]
-        room = devices.memory[device]
-        fitting = [seat for seat in free if seat[1] == held or needed[slice(*seat[1])].sum() <= room]
+        offered = devices.offered(device)
+        fitting = [seat for seat in free if seat[1] == held or choose(work.place(*seat[1]), offered).fits]
         if not fitting:
             layouts.append(seating.layouts[cluster])
             fitting = [(len(layouts) - 1, held)]
@@ -229,7 +235,7 @@ def cutting(
     """
     try:
         found = inventory(manifest, {peer: adverts[peer] for peer in waiting if peer in adverts})
-        devices = devices_in(found.document(), "what the volunteers say").devices
+        devices = _as_measured(devices_in(found.document(), "what the volunteers say").devices)
     except LocalError:
         return None
     peers = found.peers

@@ -22,7 +22,9 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.block_spec import times_forward
+from hetpeer.stages.pipeline.place_memory import CHOICES
 from hetpeer.stages.planning.swarms.current_step_time import holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up
@@ -101,6 +103,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
                 "name": names[peer],
                 "tflops": _rounded(_flops(manifest, advert) / TERA, 1e-6, 1e6),
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
+                **_beside(advert),
                 "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
                 "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
                 **({"private": True} if advert.reach == ReachKind.PRIVATE else {}),
@@ -119,6 +122,15 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
         between_s=_rounded(_between_s(manifest, known, lines), 0.0, LONGEST_S),
         measured=np.array([[lines.measured(a, b) for b in known] for a in known]),
     )
+
+
+def _beside(advert: Advert) -> dict[str, Any]:
+    """Entries on main memory, disk and offload, of a peer that speaks of them."""
+    if not advert.offload:
+        return {}
+    amounts = (("host_gib", advert.host_bytes), ("disk_gib", advert.disk_bytes))
+    found: dict[str, Any] = {name: _rounded(nbytes / GIB, 1e-6, 1e6) for name, nbytes in amounts if nbytes}
+    return found | {"offload": advert.offload if advert.offload in CHOICES else Offload.NONE.value}
 
 
 def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -> float:

@@ -30,6 +30,7 @@ from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.transport.exchange import PassingState, StateRoomError
 from hetpeer.stages.block.block_state import layout_of
 from hetpeer.stages.block.device import efficiency
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.block.state_file import file_bytes, load_constants
 from hetpeer.stages.graph.block_spec import BlockSpec, times_forward
 from hetpeer.stages.graph.block_wire import read_block
@@ -201,7 +202,9 @@ class StateFetcher:
         return await going_on(load())
 
 
-async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:
+async def prepare_block(
+    compute: Compute, files: RunFiles, block: int, offload: Offload
+) -> tuple[BlockSpec, int]:
     """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be
     dumped.
 
@@ -230,6 +233,8 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
                     groups=groups,
                     keeps=manifest.optimizer_state,
                     outer=None if manifest.outer is None else manifest.outer.model_dump(),
+                    offload=offload,
+                    cast=training.keeps_cast,
                 )
             )
     finally:

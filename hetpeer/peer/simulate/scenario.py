@@ -6,6 +6,8 @@ steps = 20
 devices = "swarm.toml"           # beside this file, as for `hetpeer plan --devices`; or [[device]] here
 plan = "search"                  # or "equal": equal parts in the order of the file, `stages` to a pipeline
 ratio = 100.0                    # highest ratio of the codec for activations and their gradients
+dtype = "bf16"                   # of a size: weights and gradients on the device in 2 bytes
+recompute = true                 # of a size: no activations are kept inside a stage
 
 [churn]                          # each volunteer vanishes after a time of its own, and comes back
 mtbf_minutes = 20
@@ -28,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.peer.planning.device_files import NamedDevices, devices_in, read_devices
-from hetpeer.peer.planning.model_workload import work_of
+from hetpeer.peer.planning.model_workload import PRESETS, USUAL, PresetChoices, work_of
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -64,6 +66,8 @@ class _ScenarioFile(_ScenarioEntry):
     stages: Annotated[int, Field(ge=1)] | None = None
     seconds: Positive = 5.0
     ratio: Annotated[float, Field(ge=1, le=1000)] | None = None
+    dtype: Literal["float32", "bf16"] = "float32"
+    recompute: bool = False
     churn: Churn | None = None
     stragglers: Stragglers | None = None
 
@@ -100,7 +104,10 @@ def read_scenario(path: Path) -> Scenario:
     except (OSError, ValueError) as error:
         raise _wrong(path, getattr(error, "strerror", None) or str(error)) from None
     devices = _devices(path, file, data)
-    work = work_of(file.model, file.microbatches, file.ratio)
+    choices = PresetChoices(bf16=file.dtype == "bf16", recompute=file.recompute)
+    if choices != USUAL and file.model not in PRESETS:
+        raise _wrong(path, "dtype, recompute: the manifest of a run says them")
+    work = work_of(file.model, file.microbatches, file.ratio, choices)
     if work.averaging is not None:
         raise LocalError(
             "HP-SIM-003",

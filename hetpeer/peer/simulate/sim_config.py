@@ -13,6 +13,7 @@ from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 
@@ -91,7 +92,8 @@ class SwarmConfig:
             link_ratio=compression.forward,
             compression=compression,
             costs=[
-                BlockDemand(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks
+                BlockDemand(elements=numerics.sizes[block], memory=PlaceDemand(activations=1), flops=1.0)
+                for block in blocks
             ],
             stall_s=self.stall_s,
             reduce_s=self.reduce_s,

@@ -26,6 +26,7 @@ from hetpeer.peer.simulate.sim_states import SimStates
 from hetpeer.peer.simulate.sim_worker import SimWorker
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
+from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class SimVolunteer:
             self.speed,
             later,
             swarm.config.hardware,
+            list(swarm.volunteers).index(self.name),
             swarm.config.fails_at,
         )
         self.conduct = self.worker.conduct = swarm.conduct_of(self)
@@ -236,7 +238,7 @@ class SimVolunteer:
         """
         if self.swarm.config.hardware is not None:
             seats = [place for place in places if place.open and (place.cluster, place.begin) == self._seat]
-            return choose_place(seats or places, sys.maxsize)
+            return choose_place(seats or places, Offered(device=sys.maxsize))
         return min(
             (place for place in places if place.open),
             key=lambda q: ((q.cluster, q.begin) != self._seat, q.holders, q.cluster, q.begin),

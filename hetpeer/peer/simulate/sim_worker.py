@@ -44,6 +44,8 @@ class SimWorker:
     _speed: float
     _answer: Answer
     _hardware: SimHardware | None = None
+    _device: int = 0
+    """Its number in `hardware`."""
     _fails_at: Callable[[int, int], int | None] = lambda _batch, _number: None
     """(batch, id) → block at which anybody fails, as in `SwarmConfig.bad`."""
     states: dict[int, dict[int, Any]] = field(default_factory=dict)
@@ -76,9 +78,9 @@ class SimWorker:
         hardware = self._hardware
         if hardware is None:
             return (BACKWARD_S if backward else FORWARD_S) * (end - begin) / self._speed
-        return (
-            sum(map(hardware.backward_s if backward else hardware.forward_s, range(begin, end))) / self._speed
-        )
+        each = hardware.backward_s if backward else hardware.forward_s
+        carried_s = hardware.fold_s(self._device, begin, end) if backward else 0.0
+        return sum(map(each, range(begin, end))) / self._speed + carried_s
 
     def microbatch_s(self, begin: int, end: int) -> float:
         """Seconds of a microbatch's forward and backward at the blocks [begin, end); 0 without hardware."""
@@ -276,7 +278,14 @@ class SimWorker:
             self.before[block] = self._numerics.digest(before)
             return core.applied(step, block, self._numerics.digest(state))
 
-        self.submit(0.0 if self.conduct.applies_at_once() else self.besides(APPLY_S), finish)
+        self.submit(0.0 if self.conduct.applies_at_once() else self._update_s(block), finish)
+
+    def _update_s(self, block: int) -> float:
+        """Seconds of an update of `block`: with hardware, of its numbers' way between GPU, RAM and disk."""
+        if self._hardware is None:
+            return APPLY_S
+        begin, end = self.graphs_of or (block, block + 1)
+        return self._hardware.update_s(self._device, begin, end) / (end - begin)
 
     def load(self, version: int, block: int, state: Any, loaded: Callable[[], None]) -> None:
         """Replace the block's state by a fetched one, then call `loaded`."""

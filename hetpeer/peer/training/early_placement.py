@@ -46,7 +46,7 @@ def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) 
         0.0,
         flops_per_second=offer.flops_per_second,
         product_flops=offer.flops_per_second,
-        memory_bytes=offer.memory_bytes,
+        offered=offer.memory,
         uplink=offer.uplink,
     )
     return ranked(members, newcomer, config.asks)
@@ -94,7 +94,7 @@ async def prepare_ahead(
         try:
             adverts = await roster.read()
             files.meet(adverts)
-            place = choose_place(places_seen(files.run, adverts, offer), offer.memory_bytes)
+            place = choose_place(places_seen(files.run, adverts, offer), offer.memory)
             for block in range(place.begin, place.end):
                 await files.graph(block)
                 await files.buffers(block)

@@ -112,7 +112,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         uplink=round(volunteer.links.outflow.seen),
         flops_per_second=float(round(member.hello.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),
-        memory_bytes=volunteer.offer.memory_bytes,
+        **volunteer.offer.hello_fields(),
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),
         **reach_fields(node),

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.step_workload import demand_of
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, short_id
 from hetpeer.dht.base.runtime import TaskSet
@@ -57,6 +59,7 @@ from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.place_memory import Choice, PlaceDemand, Room, choose, room_text
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow
 
 LAST_WORD_S = 1.0
@@ -94,7 +97,7 @@ class Volunteer:
             oldest_version=m.OLDEST_VERSION,
             incarnation=home.next_incarnation(),
             name=offer.name,
-            memory_bytes=offer.memory_bytes,
+            **offer.hello_fields(),
             flops_per_second=offer.flops_per_second,
             product_flops=offer.flops_per_second,
             uplink=offer.uplink,
@@ -144,6 +147,8 @@ class Volunteer:
         self.introduced = self._entry.introduced
         self._prepared: dict[int, int] = {}
         """Blocks loaded into the worker, and the bytes that each one's state takes."""
+        self.offload: Choice | None = None
+        """Kind of offload of the place, and its room; None before there is a place."""
         self._specs: list[BlockSpec] = []
         self._source: DataSource | None = None
         self._preparing: asyncio.Task[Any] | None = None
@@ -276,7 +281,7 @@ class Volunteer:
             failpoints.before(effect)
         match effect:
             case e.Choose(places):
-                self.perform(self.member.chosen(choose_place(places, self.offer.memory_bytes)))
+                self.perform(self.member.chosen(choose_place(places, self.offer.memory)))
             case e.Prepare(begin, end):
                 self._preparing = self._instead(self._preparing, self._prepare(begin, end))
             case e.FetchState():
@@ -329,13 +334,25 @@ class Volunteer:
             block, _ = self._prepared.popitem()
             await self._compute.submit(c.Unload(block=block))
         await self._compute.submit(ForgetResiduals())
+        demand = PlaceDemand.of_all(
+            [demand_of(self._manifest, self._manifest.blocks[n]) for n in range(begin, end)]
+        )
+        self.offload = choose(demand, self.offer.memory)
+        _log.info(
+            "blocks %d to %d: %s, offload %s",
+            begin,
+            end - 1,
+            room_text(self.offload.room, apart=self.offer.memory.apart),
+            self.offload.kind.value,
+        )
         specs = []
         for block in range(begin, end):
             spec, self._prepared[block] = await keep_trying(
-                partial(prepare_block, self._compute, self._files, block)
+                partial(prepare_block, self._compute, self._files, block, self.offload.kind)
             )
             specs.append(spec)
         self._specs = specs
+        self._compute.exchange.share.limit = max(self.offer.memory.disk - self.offload.scratch, 0)
         try:
             reserve_copies(self._compute.exchange, self._prepared.values())
         except StateRoomError as error:
@@ -343,7 +360,9 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
-        self._share_memory(specs)
+        self._share_memory(
+            specs, replace(self.offload.room, device=self.offload.room.device - demand.activations)
+        )
         posts = WorkerPosts(self._compute, self._store, self._trace)
         self._steps.use(
             HeldPlace(
@@ -363,13 +382,14 @@ class Volunteer:
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))
 
-    def _share_memory(self, specs: Sequence[BlockSpec]) -> None:
-        """Divide the offered memory: the worker's part and, if it is RAM, the arena's part for tensors."""
-        memory, kept = self.offer.memory_bytes, self._manifest.kept
-        most = microbatches_in(memory, specs, kept)
+    def _share_memory(self, specs: Sequence[BlockSpec], room: Room) -> None:
+        """Divide what is offered between the worker (`room`, microbatches) and bundles in RAM and on disk."""
+        memory = self.offer.memory
+        most = microbatches_in(memory, room, specs)
         self._window.reset(most)
-        if self.offer.in_ram:
-            self._store.keep_within(bundles_beside(memory, specs, kept, min(most, MOST)))
+        self._store.keep_within(
+            bundles_beside(self.offer.ram_bytes, room, specs, min(most, MOST), apart=memory.apart)
+        )
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         """Fetch and load the states of our blocks and the first data; tell the core."""

@@ -9,8 +9,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
+from hetpeer.peer.limits.amounts import bytes_text
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.pipeline.place_memory import Offered
 
 RECENT = 9
 """Steps of which the middle one says how long it is from the last work to the update."""
@@ -61,16 +65,46 @@ class OccupationShares:
 class Offer:
     """The resources that this machine offers."""
 
-    memory_bytes: int
-    """Bytes for a place, of RAM or of a GPU."""
-    flops_per_second: float
+    memory: Offered
+    """What a place may take."""
+    ram_bytes: int = 0
+    """Main memory for the place and for bundles together."""
+    flops_per_second: float = 0.0
     uplink: float = 0.0
     """Bytes/s of the uplink, within the limits, as measured before; 0: not known."""
     name: str = ""
-    in_ram: bool = True
-    """Whether the worker's part of a place is in RAM, as tensors that travel are."""
     arithmetic: str = ""
     """Text on all that decides the last bits of the worker's numbers (stages/block/arithmetic.py)."""
+    choice: str = "auto"
+    """Kinds of offload that the owner allows, as set."""
+
+    def hello_fields(self) -> dict[str, Any]:
+        """The fields of a hello or an advert that say what the machine offers to a place."""
+        memory = self.memory
+        return {
+            "memory_bytes": memory.device,
+            "host_bytes": memory.host,
+            "disk_bytes": memory.disk,
+            "offload": self.choice,
+        }
+
+
+def memory_text(offered: Offered) -> str:
+    """`7.2 GiB of GPU memory and 12 GiB of main memory`."""
+    if not offered.apart:
+        return f"{bytes_text(offered.device)} of memory"
+    return f"{bytes_text(offered.device)} of GPU memory and {bytes_text(offered.host)} of main memory"
+
+
+def offload_text(kind: Offload, *, apart: bool) -> str:
+    """Where that kind of offload keeps what only the update needs, in words."""
+    match kind:
+        case Offload.NONE:
+            return f"optimizer in {'GPU memory' if apart else 'memory'}"
+        case Offload.HOST:
+            return "optimizer in main memory"
+        case Offload.DISK:
+            return "optimizer on the disk"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,39 +17,35 @@ from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.ipc.arena import BundleLayout
-from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.pipeline.place_memory import Offered, Room
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 
 FLOAT_BYTES = ITEM_BYTES["float32"]
 """Bytes of a number that is reduced: float32."""
 BUNDLES = 1 / 8
-"""Share of the offered memory that bundles always get: exceeding the offer is better than constant writes."""
+"""Share of the offered main memory that bundles always get: exceeding it is better than constant writes."""
 
 
-def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
-    """Microbatches of consecutive blocks that fit into `memory_bytes` between their forward and backward.
+def microbatches_in(offered: Offered, room: Room, specs: Sequence[BlockSpec]) -> int:
+    """Microbatches of consecutive blocks that fit beside `room` between their forward and their backward.
 
-    `kept`: further vectors per block (the optimizer's). A microbatch takes what autograd keeps, and the
-    bundles that enter and leave, forward and backward.
+    `room`: what the place takes without microbatches. A microbatch takes what autograd keeps, and the bundles
+    that enter and leave, forward and backward; a GPU only has a copy of what leaves.
     """
-    each = _activations(specs) + _bundles(specs)
-    return max(memory_bytes - _owned(specs, kept), 0) // max(each, 1)
+    each = _activations(specs) + (_leaving(specs) if offered.apart else _bundles(specs))
+    return max(offered.device - room.device, 0) // max(each, 1)
 
 
-def bundles_beside(memory_bytes: int, specs: Sequence[BlockSpec], kept: int, microbatches: int) -> int:
-    """Bytes of `memory_bytes` left for bundles beside the worker's share for `microbatches` microbatches.
+def bundles_beside(
+    ram_bytes: int, room: Room, specs: Sequence[BlockSpec], microbatches: int, *, apart: bool
+) -> int:
+    """Bytes of main memory left for bundles beside the worker's share for `microbatches` microbatches.
 
-    At least BUNDLES of it, and what one microbatch needs.
+    At least BUNDLES of it, and what one microbatch needs. `apart`: microbatches are in a GPU's memory.
     """
-    left = memory_bytes - _owned(specs, kept) - microbatches * _activations(specs)
-    return max(left, int(memory_bytes * BUNDLES), _bundles(specs))
-
-
-def _owned(specs: Sequence[BlockSpec], kept: int) -> int:
-    """Bytes of parameters, their gradient, slots and what is kept of them; and of constants."""
-    vectors = (2 + kept + LIVE) * FLOAT_BYTES * sum(spec.vector_count for spec in specs)
-    return vectors + sum(one.nbytes for spec in specs for one in spec.buffer_specs.values())
+    workers = room.host if apart else room.device + microbatches * _activations(specs)
+    return max(ram_bytes - workers, int(ram_bytes * BUNDLES), _bundles(specs))
 
 
 def _activations(specs: Sequence[BlockSpec]) -> int:
@@ -58,8 +54,14 @@ def _activations(specs: Sequence[BlockSpec]) -> int:
 
 def _bundles(specs: Sequence[BlockSpec]) -> int:
     """Bytes of one microbatch's bundles: what enters and leaves, both ways."""
-    first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
-    return 2 * sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
+    first = specs[0].at(specs[0].batch)
+    return 2 * (sum(tensor.nbytes for tensor in first.inputs.values()) + _leaving(specs))
+
+
+def _leaving(specs: Sequence[BlockSpec]) -> int:
+    """Bytes of what leaves in a forward."""
+    last = specs[-1].at(specs[-1].batch)
+    return sum(tensor.nbytes for tensor in last.outputs.values())
 
 
 class TensorSchema:

@@ -117,7 +117,7 @@ class VolunteerSource:
         volunteer, readings = self._volunteer(), self._governing.readings
         gpus = readings.gpus if readings is not None else ()
         offer = None if volunteer is None else volunteer.offer
-        offered = offer.memory_bytes if offer is not None and not offer.in_ram and len(gpus) == 1 else None
+        offered = offer.memory.device if offer is not None and offer.memory.apart and len(gpus) == 1 else None
         yield from daemon_metrics(self._daemon.look(self._state()))
         yield from limit_metrics(_limits(self._governing))
         yield from gpu_metrics(gpus, offered)
@@ -158,7 +158,7 @@ def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFi
         raw_bytes=links.raw_bytes,
         sent_bytes=links.sent_bytes,
         trips=tuple(link.trip_s for link in links.links.values() if link.trip_s),
-        memory_limit=volunteer.offer.memory_bytes,
+        memory_limit=volunteer.offer.memory.device,
         credit=credit,
     )
 

@@ -17,6 +17,7 @@ from hetpeer.bootstrap.log.loss_curves import Curves, Point
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.limits.nvml import GpuState
+from hetpeer.peer.training.volunteer_figures import offload_text
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.watching.swarm_status import Progress, SwarmStatus
 from hetpeer.peer.web.machine_load import LoadMeter
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hetpeer.peer.daemon.limits_in_force import LimitsInForce
     from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
     from hetpeer.peer.daemon.presence import Presence
+    from hetpeer.peer.training.volunteer import Volunteer
 
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
@@ -62,6 +64,10 @@ class PageLimits:
     """Bytes sent and received in this calendar month."""
     offered: int | None
     """Memory offered, of the GPU if it computes on one; None before a worker is measured."""
+    main_memory: int | None
+    """Main memory offered beside a GPU."""
+    offload: str
+    """Where the optimizer of its place is, in words; empty before it has a place."""
     on_gpu: bool
 
 
@@ -201,11 +207,19 @@ def you_of(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce
         limits=PageLimits(
             settings=_shown(governing),
             month_bytes=governing.month_bytes,
-            offered=volunteer.offer.memory_bytes if volunteer is not None else None,
-            on_gpu=volunteer is not None and not volunteer.offer.in_ram,
+            offered=volunteer.offer.memory.device if volunteer is not None else None,
+            main_memory=volunteer.offer.memory.host if volunteer is not None else None,
+            offload=_offload(volunteer),
+            on_gpu=volunteer is not None and volunteer.offer.memory.apart,
         ),
         gpus=readings.gpus if readings is not None else (),
     )
+
+
+def _offload(volunteer: Volunteer | None) -> str:
+    if volunteer is None or volunteer.offload is None:
+        return ""
+    return offload_text(volunteer.offload.kind, apart=volunteer.offer.memory.apart)
 
 
 def _shown(governing: LimitsInForce) -> dict[str, dict[str, str]]:

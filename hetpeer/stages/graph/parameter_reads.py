@@ -38,9 +38,14 @@ def cast_parameters(spec: BlockSpec) -> frozenset[str]:
     return frozenset(name for _, name, node in _read_once(spec) if node.op in PRODUCTS)
 
 
+def cast_count(spec: BlockSpec) -> int:
+    """Elements of those parameters."""
+    return sum(spec.parameter_specs[name].count for name in cast_parameters(spec))
+
+
 def weight_bytes(spec: BlockSpec) -> int:
     """Bytes of parameters and running statistics on a device that keeps what it can in bfloat16."""
-    halved = sum(spec.parameter_specs[name].count for name in cast_parameters(spec))
+    halved = cast_count(spec)
     return ITEM_BYTES["float32"] * (spec.vector_count - halved) + ITEM_BYTES["bfloat16"] * halved
 
 

@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_leaves
 from hetpeer.stages.block.block import Block, backpropagate, run_range
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW, empty
+from hetpeer.stages.graph.parameter_reads import cast_count
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.pipeline.place_memory import PlaceDemand, Upkeep
 
 CPU = torch.device("cpu")
 
@@ -51,6 +53,8 @@ class StageMemory:
     """Kept by all microbatches in flight except the one at work."""
     working: int
     """Peak of the one at work, with its gradients."""
+    demand: PlaceDemand
+    """The same by what may lie apart (docs/memory.md)."""
 
     @property
     def total(self) -> int:
@@ -59,25 +63,39 @@ class StageMemory:
 
 
 def stage_memory(
-    blocks: Sequence[BlockSpec], hops_after: int, kept: int, microbatches: int | None = None
+    blocks: Sequence[BlockSpec],
+    hops_after: int,
+    upkeep: Upkeep,
+    microbatches: int | None = None,
+    *,
+    casts: bool = True,
 ) -> StageMemory:
     """Memory of consecutive blocks as one stage with `hops_after` stages behind it, at the depth of 1F1B.
 
-    `kept` more numbers are kept of each parameter, as by the optimizer. A step of few `microbatches` has at
-    most so many in flight; None: it has many.
+    A step of few `microbatches` has at most so many in flight; None: it has many. `casts`: copies on a GPU
+    are in bfloat16 where autocast casts them anyway.
     """
     found = footprint(blocks)
-    vectors = ITEM_BYTES["float32"] * sum(block.vector_count for block in blocks)
+    numbers = sum(block.vector_count for block in blocks)
+    vectors = ITEM_BYTES["float32"] * numbers
     constants = sum(spec.nbytes for block in blocks for spec in block.buffer_specs.values())
     in_flight = 2 * hops_after + 1  # as in schedule_1f1b.py
     in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
+    waiting, steps = (in_flight - 1) * found.kept, 1 + upkeep.behind
     return StageMemory(
-        state=vectors + constants,
-        optimizer=kept * vectors,
-        slots=LIVE * vectors,
+        state=steps * vectors + constants,
+        optimizer=upkeep.kept * vectors,
+        slots=steps * LIVE * vectors,
         in_flight=in_flight,
-        waiting=(in_flight - 1) * found.kept,
+        waiting=waiting,
         working=found.peak,
+        demand=PlaceDemand(
+            numbers=numbers,
+            constants=constants,
+            activations=waiting + max(found.peak - vectors, 0),  # which has the gradient
+            halved=sum(cast_count(block) for block in blocks) if casts else 0,
+            upkeep=upkeep,
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from hetpeer.peer.cli.author.init_choices import LoraOption, TaskOption
 from hetpeer.peer.cli.author.settings_text import settings_lines
 from hetpeer.peer.cli.options import JsonOption, plain
 from hetpeer.peer.limits.amounts import block_range, bytes_text, count_text, counted, flops_text
+from hetpeer.stages.block.offload import Offload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.authoring.model_costs import ModelCosts
     from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.stages.graph.graph_cost import OperatorCost
+    from hetpeer.stages.worker.memory_footprint import StageMemory
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
 STAGE_HEADS = (
@@ -39,6 +41,8 @@ STAGE_HEADS = (
     "working",
     "peak",
 )
+MEMORY_HEADS = ("stage", "offload", "GPU", "main memory", "disk", "processor", "its disk")
+"""A stage with each kind of offload: on a GPU, and on a processor, where everything is main memory."""
 OPERATOR_HEADS = ("operator", "value", "forward", "backward", "parameters", "keeps", "reads")
 
 
@@ -156,13 +160,20 @@ def document(found: ModelCosts) -> dict[str, Any]:
             for cost in found.costs
         ],
         "layouts": [
-            [
-                {**asdict(stage), "memory": {**asdict(stage.memory), "total": stage.memory.total}}
-                for stage in layout
-            ]
+            [{**asdict(stage), "memory": _memory_document(stage.memory)} for stage in layout]
             for layout in found.layouts
         ],
     }
+
+
+def _memory_document(memory: StageMemory) -> dict[str, Any]:
+    """Bytes by purpose, and by kind of offload of a GPU and of a processor."""
+    own = {name: amount for name, amount in asdict(memory).items() if name != "demand"}
+    rooms = {
+        device: {kind.value: asdict(memory.demand.room(kind, apart=device == "gpu")) for kind in Offload}
+        for device in ("gpu", "processor")
+    }
+    return {**own, "total": memory.total, "offload": rooms}
 
 
 def _settings_document(manifest: Manifest) -> dict[str, Any]:
@@ -222,7 +233,7 @@ def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
             memory = stage.memory
             share = (stage.flops_forward + stage.flops_backward) / max(whole, 1)
             yield (
-                f"{number}.{place}" if len(found.layouts) > 1 else str(place),
+                _stage_name(found, number, place),
                 block_range(stage.begin, stage.end),
                 f"{share:.0%}",
                 bytes_text(sum(stage.leaves.values())),
@@ -230,6 +241,27 @@ def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
                 str(memory.in_flight),
                 *map(bytes_text, (memory.waiting, memory.working, memory.total)),
             )
+
+
+def _memory_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
+    """Rows of the table of stages by kind of offload."""
+    for number, layout in enumerate(found.layouts):
+        for place, stage in enumerate(layout):
+            for kind in Offload:
+                gpu, processor = (stage.memory.demand.room(kind, apart=apart) for apart in (True, False))
+                yield (
+                    _stage_name(found, number, place),
+                    kind.value,
+                    *map(bytes_text, (gpu.device, gpu.host, gpu.disk)),
+                    *(
+                        "" if kind is Offload.HOST else bytes_text(one)
+                        for one in (processor.device, processor.disk)
+                    ),
+                )
+
+
+def _stage_name(found: ModelCosts, layout: int, place: int) -> str:
+    return f"{layout}.{place}" if len(found.layouts) > 1 else str(place)
 
 
 def _operator_cells(found: ModelCosts, block: int) -> Iterator[Sequence[str]]:
@@ -286,3 +318,4 @@ def _parts(
         return
     yield "block", BLOCK_HEADS, _block_cells(found)
     yield "stage", STAGE_HEADS, _stage_cells(found)
+    yield "memory", MEMORY_HEADS, _memory_cells(found)

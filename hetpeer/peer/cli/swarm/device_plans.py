@@ -18,6 +18,7 @@ from hetpeer.peer.limits.amounts import block_range, counted
 
 if TYPE_CHECKING:
     from hetpeer.peer.planning.device_files import NamedDevices
+    from hetpeer.peer.planning.model_workload import PresetChoices
     from hetpeer.stages.planning.device_network import DeviceNetwork
     from hetpeer.stages.planning.grids.grid_search import GridSearchResult
     from hetpeer.stages.planning.swarms.pipeline_cuts import PlannedStage
@@ -128,6 +129,7 @@ class SwarmQuestion:
     seconds: float
     """Processor time of the whole command, from start to end."""
     seed: int
+    choices: PresetChoices
     svg: Path | None = None
     """File for a drawing of the plan; None: no drawing."""
 
@@ -142,7 +144,7 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 
     named = read_devices(asked.devices)
-    work = named.of(work_of(asked.model, asked.microbatches, asked.ratio))
+    work = named.of(work_of(asked.model, asked.microbatches, asked.ratio, asked.choices))
     found = PlanSearch(named.devices, work, asked.seed).run(within(asked.seconds))
     if found is None:
         raise too_small(named, work, asked.model)
@@ -154,7 +156,7 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     print(
         json.dumps(_document(found, stages, named, work))
         if as_json
-        else "\n".join(_lines(found, named, work))
+        else "\n".join(_lines(found, stages, named, work))
     )
 
 
@@ -181,6 +183,7 @@ def _document(
         "total_s": best.total_s,
         "pipeline_s": best.pipeline_s,
         "sync_s": best.sync_s,
+        "update_s": best.update_s,
         "between_s": work.between_s,
         "microbatches": work.microbatches,
         "staleness": work.staleness,
@@ -198,6 +201,9 @@ def _document(
                         "computing_s": stage.computing,
                         "sending_s": stage.sending,
                         "memory_gib": stage.memory / 2**30,
+                        "host_gib": stage.host / 2**30,
+                        "disk_gib": stage.disk / 2**30,
+                        "offload": stage.offload.value,
                     }
                     for stage in row
                 ],
@@ -213,7 +219,9 @@ def _document(
     }
 
 
-def _lines(found: PlanSearchResult, named: NamedDevices, work: StepDemand) -> Iterator[str]:
+def _lines(
+    found: PlanSearchResult, stages: Sequence[Sequence[PlannedStage]], named: NamedDevices, work: StepDemand
+) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
     what, device = best.bottleneck
@@ -223,16 +231,22 @@ def _lines(found: PlanSearchResult, named: NamedDevices, work: StepDemand) -> It
         parts = f"{pipeline_s}, each with its own batch, {sync_s} to average"
     elif work.staleness:
         parts = f"{work.staleness + 1} steps at a time, {parts} meanwhile"
+    if best.update_s:
+        parts += f", {best.update_s:.2f} s between GPU, main memory and disk"
     if work.between_s:
         parts += f", {work.between_s:.2f} s between one and the next"
     yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
     for number, (one, share) in enumerate(zip(best.pipelines, best.shares, strict=True)):
-        stages = " → ".join(
+        parts = " → ".join(
             f"{named.names[device]} {block_range(one.cuts[place], one.cuts[place + 1])}"
             for place, device in enumerate(one.devices)
         )
         pace = f"{counted(share, 'microbatch', 'microbatches')}, one in {one.period:.2f} s"
-        yield f"{'pipeline':<10}{number}: {pace}: {stages}"
+        yield f"{'pipeline':<10}{number}: {pace}: {parts}"
+    for stage in (stage for row in stages for stage in row):
+        needed = [(stage.memory, "memory"), (stage.host, "main memory"), (stage.disk, "disk")]
+        told = ", ".join(f"{nbytes / 2**30:.1f} GiB of {name}" for nbytes, name in needed if nbytes)
+        yield f"{'memory':<10}{named.names[stage.device]}: {told}; offload {stage.offload.value}"
     for sender, to, front in _fronts(best, named):
         yield f"{'relay':<10}{front} relays from {sender} to {to}"
     if spared := _spared(best, named):

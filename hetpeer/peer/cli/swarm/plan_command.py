@@ -38,6 +38,13 @@ class Cost(enum.StrEnum):
     DT_FM = "dt-fm"
 
 
+class Dtype(enum.StrEnum):
+    """Number format of a preset."""
+
+    FLOAT32 = "float32"
+    BF16 = "bf16"
+
+
 def plan(
     invites: InvitesArgument = None,
     *,
@@ -81,6 +88,16 @@ def plan(
             "run, or 1).",
         ),
     ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="With --devices and a preset: bf16 keeps weights on a GPU in 2 bytes (default: float32).",
+        ),
+    ] = None,
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="With --devices and a preset: keep no activations inside a stage."),
+    ] = False,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --devices: draw the plan into this file.")
     ] = None,
@@ -147,7 +164,9 @@ def plan(
         devices is None and matrices is None,
         {"INVITE or --bootstrap": named, "--watch": watch},
     )
-    _only("--devices", devices is not None, {"--model": model, "--microbatches": microbatches})
+    training = {"--dtype": dtype, "--recompute": recompute}
+    sizes_of_model = {"--model": model, "--microbatches": microbatches}
+    _only("--devices", devices is not None, {**sizes_of_model, **training})
     sizes = {"--stages": stages, "--replicas": replicas}
     _only("--matrices", matrices is not None, {"--cost": cost, **sizes, **traffic})
     _only(
@@ -157,7 +176,9 @@ def plan(
     )
     if devices is not None:
         from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
+        from hetpeer.peer.planning.model_workload import PRESETS, PresetChoices
 
+        _only("a preset; the manifest of a run says it", model is None or model in PRESETS, training)
         asked_of = SwarmQuestion(
             devices=devices,
             model="gpt2" if model is None else model,
@@ -165,6 +186,7 @@ def plan(
             ratio=ratio,
             seconds=SECONDS if seconds is None else seconds,
             seed=seed or 0,
+            choices=PresetChoices(bf16=dtype is Dtype.BF16, recompute=recompute),
             svg=svg,
         )
         plan_swarm(asked_of, as_json=as_json)

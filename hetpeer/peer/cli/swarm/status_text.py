@@ -114,6 +114,8 @@ def _volunteer_lines(figures: VolunteerStatus) -> Iterator[tuple[str, str]]:
     blocks = "" if figures.blocks is None else f"  {blocks_text(*figures.blocks)}"
     speed = f"{figures.units_per_second:,.0f} {figures.unit}/s, {figures.computes:.0%} of the time computing"
     yield "you", escaped(f"{speed}, {counted(figures.microbatches, 'microbatch', 'microbatches')}{blocks}")
+    if figures.memory:
+        yield "memory", escaped(figures.memory)
     for link in figures.lines:
         way, _, relay = link.way.partition("through ")
         path = f"through {short_id(relay)}, " if relay else f"{way}, " if way else ""

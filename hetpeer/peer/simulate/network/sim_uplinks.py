@@ -37,6 +37,14 @@ class SimHardware:
         """Seconds of a microbatch's backward through `block` at 1 FLOP/s."""
         return float(self.work.flops[block]) * (self.work.computed - 1)
 
+    def fold_s(self, device: int, begin: int, end: int) -> float:
+        """Seconds that a microbatch's gradient of the blocks is on its way from a GPU to main memory."""
+        return self.work.carried_s(self.devices, device, begin, end)[0]
+
+    def update_s(self, device: int, begin: int, end: int) -> float:
+        """Seconds in which an update of the blocks carries numbers between GPU, main memory and disk."""
+        return self.work.carried_s(self.devices, device, begin, end)[1]
+
     def bundle(self, sender: int, to: int, border: int, *, back: bool) -> float:
         """Bytes on the link of the activation that enters block `border`, or of its gradient with `back`."""
         nbytes, compression = float(self.work.crossing[border]), self.work.compression

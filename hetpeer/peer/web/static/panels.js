@@ -56,7 +56,7 @@ export function gpu({ you }) {
 export function limits({ you }) {
   byId("limits-panel").hidden = !you;
   if (!you) return;
-  const { settings, month_bytes: month, offered, on_gpu: onGpu } = you.limits;
+  const { settings, month_bytes: month, offered, main_memory: beside, offload, on_gpu: onGpu } = you.limits;
   const told = (key, say = (value) => value) => {
     const { value, source } = settings[key];
     return source === "default" ? say(value) : `${say(value)} (${source})`;
@@ -70,9 +70,10 @@ export function limits({ you }) {
     ["download", told("limits.down")],
     ["this month", `${bytes(month)} of ${told("limits.transfer_cap", unless("none", (value) => value))}`],
     ["processor", told("limits.cpu", unless("0", (value) => `${value} cores`))],
-    ["memory", told("limits.ram") + (onGpu ? "" : memory)],
+    ["memory", told("limits.ram") + (onGpu ? `; offers ${bytes(beside)}` : memory)],
     ["GPU memory", onGpu ? told("limits.gpu_memory") + memory : ""],
     ["disk", told("limits.disk")],
+    ["offload", told("compute.offload") + (offload && `; ${offload}`)],
     ["computes when", told("when.mode")],
     ["at these hours", mode === "schedule" ? told("when.hours") : ""],
     ["idle after", mode === "idle" ? told("when.idle_after") : ""],

@@ -5,11 +5,12 @@ A stage is busy with a microbatch while it computes, or while its links carry wh
 whichever is longer, since it does both at once: FusionLLM's Eq. 3 (arXiv 2410.12707), DT-FM's overlap (arXiv
 2206.01288, section 3.5). The slowest stage sets the period. Links that may compress do so until they are not
 the bottleneck, as far as they can (FusionLLM, Eq. 7 and 8). Memory is a limit for each device (FusionLLM, Eq.
-6).
+6): its own, main memory and disk, with the first kind of offload that fits (docs/memory.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,14 +18,18 @@ from itertools import pairwise
 from types import EllipsisType
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.links.adaptive_ratio import SLACK
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
+from hetpeer.stages.pipeline.place_memory import NUMBER, Room, Upkeep, capacity, runs_away
+from hetpeer.stages.planning.swarms.plan_inputs import CarriedSeconds, Devices, Floats, StepDemand
 
 REMEMBERED = 1 << 15
 TABLES = 1 << 25
 """Bytes of remembered tables: times of a device between two others."""
 ROUNDING = 1e-9
+Numbers = NDArray[np.int_]
 Blocks = tuple[int, int] | EllipsisType
 """[begin, end), or all possible ones: a number, or a table by begin and end."""
 
@@ -42,6 +47,8 @@ class PlannedPipeline:
     """One microbatch alone, there and back."""
     slowest: tuple[str, int]
     """The stage that sets the period: (`computing` or `sending`, device)."""
+    update: float = 0.0
+    """Seconds in which the slowest update carries numbers between device, main memory and disk."""
 
     def seconds(self, microbatches: int) -> float:
         """Seconds of `microbatches` microbatches: FILL + (n - 1) BOTTLENECK."""
@@ -60,7 +67,30 @@ class PlannedStage:
     sending: float
     """The slower of its links, or its uplink with both directions, at full compression."""
     memory: float
-    """Bytes."""
+    """Bytes on the device."""
+    host: float = 0.0
+    """Bytes of main memory beside a GPU."""
+    disk: float = 0.0
+    """Bytes of the scratch file."""
+    offload: Offload = Offload.NONE
+    update: float = 0.0
+    """Seconds as in `PlannedPipeline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A kind of offload and whether slots spill, with the bytes and seconds for the device that goes it."""
+
+    kind: Offload
+    each: Room
+    """Bytes of one parameter."""
+    apart: bool
+    carried: CarriedSeconds
+
+    @property
+    def away(self) -> bool:
+        """Whether the device has copies of the weights."""
+        return runs_away(self.kind, apart=self.apart)
 
 
 class PipelineCuts:
@@ -71,7 +101,9 @@ class PipelineCuts:
         blocks = len(work)
         begin, end = np.indices((blocks + 1, blocks + 1))
         self._computed = _sums(work.flops) * work.computed
-        self._memory, self._kept = _sums(work.memory), _sums(work.kept)
+        self._numbers, self._constants = _sums(work.elements), _sums(work.constants)
+        self._kept, self._copied = _sums(work.kept), _sums(work.copied)
+        self._ways = [_ways(devices, device, work.upkeep) for device in range(len(devices))]
         self._entering = np.broadcast_to(work.crossing[:, None], begin.shape)
         """[a, b]: bytes that enter the blocks [a, b), in memory."""
         self._leaving = np.broadcast_to(work.crossing[None, :], begin.shape)
@@ -86,15 +118,22 @@ class PipelineCuts:
         }
         self.best = lru_cache(REMEMBERED)(self._best)
         self._busy = lru_cache(TABLES // self._computed.nbytes)(self._busy_between)
+        self._way = lru_cache(TABLES // self._computed.nbytes)(self._way_of)
         self.looked_at = 0
         """Number of orders whose cuts were sought."""
-        self._least = float((work.memory + work.kept).sum()) * (1.0 - ROUNDING)
-        """Bytes that every pipeline needs: each block somewhere, with one microbatch."""
+        ways = [way for ways in self._ways for way in ways]
+        each = min((way.each.device for way in ways), default=0)
+        self._alone = each * work.elements + work.constants + work.kept
+        if any(way.away for way in ways):
+            self._alone -= work.upkeep.computing * (NUMBER * work.elements - work.copied)
+        """Bytes of devices that each block needs at least, with one microbatch, (B,)."""
+        self._least = float(self._alone.sum()) * (1.0 - ROUNDING)
+        """Bytes of devices that every pipeline needs: each block somewhere."""
 
     @property
     def roomy(self) -> bool:
         """Whether the devices have enough memory for any plan, together and for the largest block."""
-        memory, largest = self.devices.memory, (self.work.memory + self.work.kept).max()
+        memory, largest = self.devices.memory, self._alone.max()
         return bool(memory.sum() >= self._least and memory.max() >= largest)
 
     def _best(self, order: tuple[int, ...]) -> PlannedPipeline | None:
@@ -150,39 +189,62 @@ class PipelineCuts:
         )
         if not np.isfinite(period):
             return None
-        fill, slowest = self._fill(order, cuts, period), self._slowest(order, cuts)
-        return PlannedPipeline(devices=order, cuts=cuts, period=period, fill=fill, slowest=slowest)
+        stages = self.stages(order, cuts)
+        slowest = max(stages, key=lambda stage: max(stage.computing, stage.sending))
+        return PlannedPipeline(
+            devices=order,
+            cuts=cuts,
+            period=period,
+            fill=self._fill(order, cuts, period) + sum(stage.computing for stage in stages),
+            slowest=("computing" if slowest.computing >= slowest.sending else "sending", slowest.device),
+            update=max(stage.update for stage in stages),
+        )
 
-    def needed_at_the_end(self, order: tuple[int, ...]) -> float:
-        """Least bytes of the order's last device, given the others' memory; infinite if that is too small."""
+    def missing_at_the_end(self, order: tuple[int, ...]) -> Room | None:
+        """Bytes that the order's last device lacks to take all that is left; None if that is not all.
+
+        The way with the fewest missing bytes, given the others' memory.
+        """
         reached = np.zeros(len(self.work) + 1, dtype=np.bool_)
         reached[0] = True
         last = len(order) - 1
         for place, device in enumerate(order[:-1]):
-            fits = self._allowed[place == 0, False] & (
-                self._needed(last - place) <= self.devices.memory[device]
-            )
+            fits = self._allowed[place == 0, False] & (self._way(device, last - place) >= 0)
             reached = (reached[:, None] & fits).any(axis=0)
-        ways = self._allowed[last == 0, True] & reached[:, None]
-        return float(np.where(ways, self._needed(0), np.inf).min())
+        cases = self._allowed[last == 0, True] & reached[:, None]
+        if not cases.any():
+            return None
+        offered = self.devices.offered(order[-1])
+        found = []
+        for way in self._ways[order[-1]]:
+            there = (offered.device, offered.host, offered.disk)
+            lacks = np.maximum(np.array(self._needed(way, 0)) - np.reshape(there, (3, 1, 1)), 0.0)
+            at = int(np.where(cases, lacks.sum(axis=0), np.inf).argmin())
+            device, host, disk = (math.ceil(one.flat[at]) for one in lacks)
+            found.append(Room(device=device, host=host, disk=disk))
+        return min(found, key=lambda room: room.total)
 
     def stages(self, order: Sequence[int], cuts: Sequence[int]) -> list[PlannedStage]:
         """The stages of such a pipeline."""
-        return [
-            PlannedStage(
-                device=device,
-                begin=begin,
-                end=end,
-                computing=float(self._computing(device, (begin, end))),
-                sending=float(self._sending(order, place, (begin, end))),
-                memory=float(self._needed(len(order) - 1 - place, (begin, end))),
-            )
-            for place, (device, begin, end) in enumerate(zip(order, cuts, cuts[1:], strict=False))
-        ]
+        return [self._stage(order, place, (begin, end)) for place, (begin, end) in enumerate(pairwise(cuts))]
 
-    def _slowest(self, order: Sequence[int], cuts: Sequence[int]) -> tuple[str, int]:
-        slowest = max(self.stages(order, cuts), key=lambda stage: max(stage.computing, stage.sending))
-        return ("computing" if slowest.computing >= slowest.sending else "sending"), slowest.device
+    def _stage(self, order: Sequence[int], place: int, blocks: tuple[int, int]) -> PlannedStage:
+        device, behind = order[place], len(order) - 1 - place
+        way = self._ways[device][max(int(self._way(device, behind)[blocks]), 0)]
+        memory, host, disk = (float(needed) for needed in self._needed(way, behind, blocks))
+        return PlannedStage(
+            device=device,
+            begin=blocks[0],
+            end=blocks[1],
+            computing=float(self._computing(device, way, blocks)),
+            sending=float(self._sending(order, place, blocks)),
+            memory=memory,
+            host=host,
+            disk=disk,
+            offload=way.kind,
+            update=way.carried.byte * float(self._copied[blocks])
+            + way.carried.filed * float(self._numbers[blocks]),
+        )
 
     def _periods(self, order: Sequence[int], place: int) -> Floats:
         """[a, b]: seconds a microbatch over [a, b) occupies the device at `place`; infinite if impossible."""
@@ -192,14 +254,28 @@ class PipelineCuts:
     def _busy_between(self, near: tuple[int, ...], place: int, behind: int) -> Floats:
         """Periods as in `_periods`, by what matters of an order: neighbours `near`, number `behind`."""
         device = near[place]
-        busy = np.maximum(self._sending(near, place), self._computing(device))
-        fits = self._needed(behind) <= self.devices.memory[device]
-        periods: Floats = np.where(self._allowed[place == 0, behind == 0] & fits, busy, np.inf)
+        chosen = self._way(device, behind)
+        computing = np.full(chosen.shape, np.inf)
+        for number, way in enumerate(self._ways[device]):
+            computing = np.where(chosen == number, self._computing(device, way), computing)
+        busy = np.maximum(self._sending(near, place), computing)
+        periods: Floats = np.where(self._allowed[place == 0, behind == 0], busy, np.inf)
         return periods
 
-    def _computing(self, device: int, blocks: Blocks = ...) -> Floats:
-        """[a, b]: seconds of a microbatch, forward and backward."""
-        seconds: Floats = self._computed[blocks] / self.devices.flops[device]
+    def _way_of(self, device: int, behind: int) -> Numbers:
+        """[a, b]: the first of the device's ways with which the blocks fit; -1: none does."""
+        offered = self.devices.offered(device)
+        chosen = np.full(self._computed.shape, -1)
+        for number, way in reversed(list(enumerate(self._ways[device]))):
+            memory, host, disk = self._needed(way, behind)
+            fits = (memory <= self.devices.memory[device]) & (host <= offered.host) & (disk <= offered.disk)
+            chosen = np.where(fits, number, chosen)
+        return chosen
+
+    def _computing(self, device: int, way: _Way, blocks: Blocks = ...) -> Floats:
+        """[a, b]: seconds of a microbatch: forward, backward, and its gradient on the way to its slot."""
+        computed = self._computed[blocks] / self.devices.flops[device]
+        seconds: Floats = computed + way.carried.byte * self._copied[blocks]
         return seconds
 
     def _sending(self, order: Sequence[int], place: int, blocks: Blocks = ...) -> Floats:
@@ -217,25 +293,31 @@ class PipelineCuts:
         seconds: Floats = np.maximum(lines, together)
         return seconds
 
-    def _needed(self, behind: int, blocks: Blocks = ...) -> Floats:
-        """[a, b]: bytes needed, with as many microbatches in flight as 1F1B has (schedule_1f1b.py)."""
+    def _needed(self, way: _Way, behind: int, blocks: Blocks = ...) -> tuple[Floats, Floats, Floats]:
+        """[a, b]: bytes on the device, in main memory and in the file.
+
+        As many microbatches are in flight as 1F1B has (schedule_1f1b.py). Bundles lie in main memory. With a
+        GPU they have their own share of it, and only what leaves the stage is on the GPU once more.
+        """
         begun = self.work.microbatches * (self.work.staleness + 1)
         under_way = min(2 * behind + 1, begun)
-        held, passing = self._memory[blocks], self._entering[blocks] + self._leaving[blocks]
-        needed: Floats = held + under_way * (self._kept[blocks] + 2 * passing)
-        return needed
+        entering, leaving, numbers = self._entering[blocks], self._leaving[blocks], self._numbers[blocks]
+        bundles = leaving if way.apart else 2 * (entering + leaving)
+        held = way.each.device * numbers + self._constants[blocks]
+        if way.away:
+            held -= self.work.upkeep.computing * (NUMBER * numbers - self._copied[blocks])
+        memory: Floats = held + under_way * (self._kept[blocks] + bundles)
+        return memory, way.each.host * numbers, way.each.disk * numbers
 
     def _fill(self, order: Sequence[int], cuts: Sequence[int], period: float) -> float:
-        """Seconds of one microbatch alone: it is computed at every stage, and crosses every link forward and
-        back.
+        """Seconds for which one microbatch alone is on links, forward and back.
 
         An adaptive link compresses no further than to a fraction of the period.
         """
         devices, compression, total = self.devices, self.work.compression, 0.0
         hidden = SLACK * period if compression.adaptive else 0.0
         for place, device in enumerate(order):
-            begin, end = cuts[place], cuts[place + 1]
-            total += self._computed[begin, end] / devices.flops[device]
+            end = cuts[place + 1]
             if place + 1 < len(order):
                 other, nbytes = order[place + 1], self.work.crossing[end]
                 for sender, receiver, times in (
@@ -248,26 +330,43 @@ class PipelineCuts:
         return float(total)
 
 
-def roomiest_last(devices: Devices, blocks: int) -> Iterator[tuple[int, ...]]:
+def roominess(devices: Devices, work: StepDemand) -> Floats:
+    """Parameters that each device could hold, (N,)."""
+    return np.array(
+        [capacity(devices.offered(device), work.upkeep) for device in range(len(devices))], dtype=np.float64
+    )
+
+
+def roomiest_last(devices: Devices, work: StepDemand) -> Iterator[tuple[int, ...]]:
     """Orders of one device, of two, and so on: those with most memory, the largest at the end.
 
     The last stage keeps the fewest microbatches.
     """
-    last, *others = np.argsort(-devices.memory, kind="stable").tolist()
-    for size in range(min(len(others), blocks - 1) + 1):
+    last, *others = np.argsort(-roominess(devices, work), kind="stable").tolist()
+    for size in range(min(len(others), len(work) - 1) + 1):
         yield (*others[:size], last)
 
 
-def lacking(devices: Devices, work: StepDemand) -> tuple[int, float]:
+def lacking(devices: Devices, work: StepDemand) -> tuple[int, Room]:
     """(device with most memory, additional bytes on it that would suffice).
 
     Behind the best number of other devices, the next largest first, it takes the remaining blocks. Having all
     blocks on it alone is one of these cases; the search tries all of them.
     """
     pipelines = PipelineCuts(devices, work)
-    orders = list(roomiest_last(devices, len(work)))
-    last = orders[0][-1]
-    return last, min(map(pipelines.needed_at_the_end, orders)) - float(devices.memory[last])
+    orders = list(roomiest_last(devices, work))
+    missing = [room for room in map(pipelines.missing_at_the_end, orders) if room is not None]
+    return orders[0][-1], min(missing, key=lambda room: room.total)
+
+
+def _ways(devices: Devices, device: int, upkeep: Upkeep) -> list[_Way]:
+    """The ways that a device's owner allows, in the order in which they are tried."""
+    offered, beside = devices.offered(device), devices.besides(device)
+    ways = []
+    for kind, spills in offered.ways():
+        each = upkeep.each(kind, apart=offered.apart, spills=spills)
+        ways.append(_Way(kind, each, offered.apart, beside.carried_s(kind, upkeep)))
+    return ways
 
 
 def _sums(values: Floats) -> Floats:

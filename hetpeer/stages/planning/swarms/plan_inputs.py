@@ -8,11 +8,57 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.block_spec import times_forward
+from hetpeer.stages.pipeline.place_memory import (
+    HALF,
+    IN_FLIGHT,
+    NUMBER,
+    Offered,
+    PlaceDemand,
+    Upkeep,
+    choose,
+    runs_away,
+)
 
 Floats = NDArray[np.float64]
 LATENCY_S, LINE = 0.02, 125e6
 """Seconds one way and bytes/s of links without other information."""
+
+
+PCIE, DISK = 12e9, 1e9
+"""Bytes/s between a GPU and main memory (PCIe 3, 16 lanes), and of a disk, without other information."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedSeconds:
+    """Seconds in which numbers are on the way between a GPU, main memory and a disk."""
+
+    byte: float
+    """For a byte of weights: a microbatch's gradient goes down to its slot, and a step's weights go up."""
+    filed: float
+    """For a parameter: what its update needs of the scratch file is read and written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a device offers beside the memory that it computes in."""
+
+    host: float = 0.0
+    """Bytes of main memory beside a GPU; 0: the device computes in main memory."""
+    disk: float = 0.0
+    kinds: tuple[Offload, ...] = tuple(Offload)
+    """Allowed kinds of offload, the best first."""
+    pcie: float = PCIE
+    """Bytes/s between device and main memory; infinite where a measured speed contains it."""
+    disk_rate: float = DISK
+    """Bytes/s of the disk; infinite likewise."""
+
+    def carried_s(self, kind: Offload, upkeep: Upkeep) -> CarriedSeconds:
+        """Seconds on the way between the memories: for each byte of weights, for each number of the file."""
+        apart = self.host > 0
+        filed_s = 2 * upkeep.updated(kind, apart=apart) / self.disk_rate if kind is Offload.DISK else 0.0
+        return CarriedSeconds(byte=1 / self.pcie if runs_away(kind, apart=apart) else 0.0, filed=filed_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +68,29 @@ class Devices:
     flops: Floats
     """FLOP/s that a worker reaches."""
     memory: Floats
-    """Bytes that each device offers, (N,)."""
+    """Bytes that each device offers of the memory that it computes in, (N,)."""
     uplink: Floats
     """Bytes/s to all others together; infinite if only the pairs are known."""
     latency: Floats
     """Seconds, (N, N)."""
     bandwidth: Floats
     """Bytes/s, (N, N); 0: the two devices do not reach each other."""
+    beside: tuple[Beside, ...] = ()
+    """What each offers beside `memory`; empty: nothing."""
+
+    def besides(self, device: int) -> Beside:
+        """What a device offers beside its memory."""
+        return self.beside[device] if self.beside else Beside()
+
+    def offered(self, device: int) -> Offered:
+        """What a device offers to a place."""
+        beside = self.besides(device)
+        return Offered(
+            device=int(self.memory[device]),
+            host=int(beside.host),
+            disk=int(beside.disk),
+            kinds=beside.kinds,
+        )
 
     def __len__(self) -> int:
         return len(self.flops)
@@ -42,6 +104,7 @@ class Devices:
             uplink=self.uplink[chosen],
             latency=self.latency[pairs],
             bandwidth=self.bandwidth[pairs],
+            beside=tuple(self.beside[device] for device in chosen) if self.beside else (),
         )
 
 
@@ -71,14 +134,17 @@ class Averaging:
     """Whether a pipeline trains its next batches while it averages."""
 
 
+PLAIN = Upkeep()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDemand:
     """Demand of a step for each of B blocks."""
 
     flops: Floats
     """FLOPs of a microbatch's forward, (B,)."""
-    memory: Floats
-    """Bytes of a block's parameters, gradients, slots and optimizer state, (B,)."""
+    constants: Floats
+    """Bytes of a block that are always on the device, (B,)."""
     kept: Floats
     """Bytes of a microbatch between its forward and its backward, (B,)."""
     crossing: Floats
@@ -89,6 +155,12 @@ class StepDemand:
     """Bytes of a block's state that a newcomer fetches, (B,)."""
     microbatches: int
     """Microbatches of a step."""
+    numbers: Floats | None = None
+    """Elements of a block's vector, (B,); None: `constants` are all of a block."""
+    halved: Floats | None = None
+    """Those of which a GPU keeps copies in bfloat16 (B,); None: none."""
+    upkeep: Upkeep = PLAIN
+    """What is kept of each element."""
     recompute: bool = False
     compression: Compression = Compression()
     staleness: int = 0
@@ -100,6 +172,46 @@ class StepDemand:
 
     def __len__(self) -> int:
         return len(self.flops)
+
+    @property
+    def elements(self) -> Floats:
+        """Elements of a block's vector, (B,)."""
+        return np.zeros(len(self)) if self.numbers is None else self.numbers
+
+    @property
+    def copied(self) -> Floats:
+        """Bytes of a block's weights, or of its gradient, where a GPU has copies, (B,)."""
+        saved = np.zeros(len(self)) if self.halved is None else HALF * self.halved
+        return NUMBER * self.elements - saved
+
+    @property
+    def memory(self) -> Floats:
+        """Bytes of a block if everything is in one memory, without activations, (B,)."""
+        each = self.upkeep.each(Offload.NONE, apart=False, spills=False)
+        needed: Floats = each.device * self.elements + self.constants
+        return needed
+
+    def place(self, begin: int, end: int) -> PlaceDemand:
+        """What the blocks [begin, end) take, with the activations that a place is offered with."""
+        blocks = slice(begin, end)
+        return PlaceDemand(
+            numbers=int(self.elements[blocks].sum()),
+            halved=0 if self.halved is None else int(self.halved[blocks].sum()),
+            constants=int(self.constants[blocks].sum()),
+            activations=int(IN_FLIGHT * self.kept[blocks].sum()),
+            upkeep=self.upkeep,
+        )
+
+    def carried_s(self, devices: Devices, device: int, begin: int, end: int) -> tuple[float, float]:
+        """Seconds on the way of a microbatch's gradient, and of a step's update, at the blocks [begin, end).
+
+        The volunteer chooses its kind of offload for these blocks.
+        """
+        place = self.place(begin, end)
+        kind = choose(place, devices.offered(device)).kind
+        seconds = devices.besides(device).carried_s(kind, self.upkeep)
+        copied_s = seconds.byte * float(self.copied[begin:end].sum())
+        return copied_s, copied_s + seconds.filed * place.numbers
 
     @property
     def computed(self) -> int:

@@ -19,7 +19,12 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.stages.planning import device_clusters
-from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline, roomiest_last
+from hetpeer.stages.planning.swarms.pipeline_cuts import (
+    PipelineCuts,
+    PlannedPipeline,
+    roomiest_last,
+    roominess,
+)
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import CutRefinement, SwarmPlan, planned
 
@@ -133,7 +138,7 @@ class PlanSearch:
                 return
         if found:
             return
-        for order in roomiest_last(self._devices, len(self._work)):
+        for order in roomiest_last(self._devices, self._work):
             if self._pipelines.best(order) is not None:
                 yield (order,)
                 found = True
@@ -150,9 +155,10 @@ class PlanSearch:
         starts = self._random.permutation(count)[:STARTS].tolist()
         seconds = self._seconds()
         yield from [device_clusters.chain(seconds, start).tolist() for start in starts]
-        for most in (devices.memory, devices.uplink, devices.flops):
+        room = roominess(devices, self._work)
+        for most in (room, devices.uplink, devices.flops):
             yield np.argsort(-most, kind="stable").tolist()
-        roomy = np.argsort(-devices.memory, kind="stable").tolist()
+        roomy = np.argsort(-room, kind="stable").tolist()
         yield [*roomy[::2], *reversed(roomy[1::2])]
         yield list(range(count))
         together = device_clusters.together(seconds, self._random)

@@ -37,6 +37,8 @@ class SwarmPlan:
     """The pipelines alone."""
     sync_s: float
     """The reduce alone; a batch's part of an averaging."""
+    update_s: float
+    """The slowest update's way between device, main memory and disk."""
     bottleneck: tuple[str, int]
     """The busiest part of a step: (`computing`, `sending` or `adding up`, device)."""
 
@@ -52,13 +54,15 @@ def planned(devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipel
     steady = max(share * one.period for one, share in used)
     alone = max(one.seconds(share) for one, share in used)
     pipeline_s = work.step_s(steady, alone, 0.0)
+    update_s = max(one.update for one, _ in used)
     last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
     return SwarmPlan(
         pipelines=tuple(one for one, _ in used),
         shares=tuple(share for _, share in used),
-        total_s=work.step_s(steady, alone, sync_s + work.between_s),
+        total_s=work.step_s(steady, alone, sync_s + work.between_s + update_s),
         pipeline_s=pipeline_s,
         sync_s=sync_s,
+        update_s=update_s,
         bottleneck=last.slowest if pipeline_s >= sync_s else ("adding up", int(adding.argmax())),
     )
 
@@ -75,7 +79,7 @@ def _averaging(
     sync_s = float(adding.max()) / how.interval
     batches = [work.step_s(count * one.period, one.seconds(count), 0.0) for one in pipelines]
     pipeline_s = _together(batches)
-    each = [batch + work.between_s for batch in batches]
+    each = [batch + work.between_s + one.update for batch, one in zip(batches, pipelines, strict=True)]
     total = [max(batch, sync_s) if how.delayed else batch + sync_s for batch in each]
     slowest = pipelines[int(np.argmax(batches))].slowest
     return SwarmPlan(
@@ -84,6 +88,7 @@ def _averaging(
         total_s=_together(total),
         pipeline_s=pipeline_s,
         sync_s=sync_s / len(pipelines),
+        update_s=max(one.update for one in pipelines),
         bottleneck=slowest if max(batches) >= sync_s else ("adding up", int(adding.argmax())),
     )
 
