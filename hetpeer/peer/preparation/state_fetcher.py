@@ -140,8 +140,8 @@ class StateFetcher:
         order: FetchState,
         specs: Sequence[BlockSpec],
     ) -> dict[int, str]:
-        """Load the version that `order` names of every block of `specs`; returns the digests of what was
-        loaded.
+        """Load the version that `order` names of every block of `specs`, which say whether it is recomputed
+        here; returns the digests of what was loaded.
 
         Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version
         is no longer wanted. Raises `WorkerDiedError`, `LocalError` HP-MEM-* if there is no memory for it, and
@@ -162,7 +162,7 @@ class StateFetcher:
                 state = PassingState(self._compute.exchange)
                 try:
                     await fetch_into(self._node, peer, name, limit, state)
-                    loaded = await self._load_into_worker(spec.index, state)
+                    loaded = await self._load_into_worker(spec, state)
                 except (RemoteError, LocalError) as error:
                     if isinstance(error, LocalError) and error.code.startswith(HOPELESS):
                         raise
@@ -188,13 +188,15 @@ class StateFetcher:
                 _log.warning("%s; it is tried again", error)
             await asyncio.sleep(PREPARE_RETRY_S)
 
-    async def _load_into_worker(self, block: int, state: PassingState) -> Loaded:
+    async def _load_into_worker(self, spec: BlockSpec, state: PassingState) -> Loaded:
         """Load a state file into the worker."""
         state.use()
 
         async def load() -> Loaded:
             try:
-                return await self._compute.submit(c.LoadState(block=block, state=state.extent))
+                return await self._compute.submit(
+                    c.LoadState(block=spec.index, state=state.extent, recompute=spec.recompute)
+                )
             finally:
                 state.drop()
 

@@ -193,7 +193,9 @@ class BlockSpec:
     autocast: bool = False
     """Whether the block computes under bf16 autocast: float32 tensors cross its borders as bfloat16."""
     recompute: bool = False
-    """Whether the forward runs again before the backward instead of keeping activations for autograd."""
+    """Whether the forward runs again before the backward instead of keeping activations for autograd, at
+    every holder. Without it each holder chooses (pipeline/recomputed_blocks.py).
+    """
 
     def at(self, batch: int) -> BlockSpec:
         """The block for a microbatch of `batch` samples: every size in it is a number."""
@@ -204,6 +206,12 @@ class BlockSpec:
             data=_specs_at(self.data, batch),
             nodes=tuple(node.at(batch) for node in self.nodes),
         )
+
+    def recomputing(self) -> BlockSpec:
+        """The block as somebody with little memory holds it: with `recompute`, and the same bits."""
+        full = self.at(self.batch)
+        stays = (*full.inputs.values(), *full.statistic_specs.values(), *full.data.values())
+        return replace(self, recompute=True, activation_bytes=sum(tensor.nbytes for tensor in stays))
 
     @property
     def owned(self) -> dict[str, TensorSpec]:

@@ -140,10 +140,11 @@ def activation_bytes(spec: BlockSpec) -> int:
 
     Tensors that the block owns do not count. With recomputation autograd keeps only the author's data.
     """
+    if spec.recompute:
+        return spec.recomputing().activation_bytes
     full = spec.at(spec.batch)
     stays = sum(tensor.nbytes for tensor in (*full.inputs.values(), *full.statistic_specs.values()))
-    kept = (data.nbytes for data in full.data.values()) if spec.recompute else kept_bytes(spec).values()
-    return stays + sum(kept)
+    return stays + sum(kept_bytes(spec).values())
 
 
 def kept_bytes(spec: BlockSpec) -> dict[str, int]:

@@ -68,11 +68,13 @@ class LoadState(Command[Loaded], kind="load"):
     """Load the state of a prepared block, a file as in state_file.py, in place of any state and slots it
     had.
 
-    `state` is a place in the exchange file, which may be given back afterwards.
+    `state` is a place in the exchange file, which may be given back afterwards. `recompute`: its forwards run
+    again before their backwards, which saves memory and changes no bit (pipeline/recomputed_blocks.py).
     """
 
     block: Count
     state: Extent
+    recompute: bool = False
 
 
 class Unload(Command[Done], kind="unload"):

@@ -134,7 +134,7 @@ class Engine(Executor):
 
     def _load(self, command: c.LoadState) -> r.Loaded:
         prepared = self._ready_for_state(command.block)
-        spec = prepared.spec
+        spec = prepared.spec.recomputing() if command.recompute else prepared.spec
         state = self._files.load(command.state, spec.index, layout_of(spec), prepared.rules.keeps)
         residence = Residence(
             device=self._device,
