@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
     from hetpeer.stages.worker.engine import Engine
     from hetpeer.stages.worker.executor import Executor
+    from hetpeer.stages.worker.holding.scratch_file import ScratchFile
     from hetpeer.stages.worker.state_files import StateFiles
     from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
@@ -56,8 +57,11 @@ def main(arguments: list[str]) -> int:
     copiers = {lane: Copier.of(chosen) for lane in WorkerLane}
     compute, send, receive = (Staging(memory, copiers[lane]) for lane in WorkerLane)
     files = StateFiles(OpenFile(options.exchange))
+    scratch = ScratchFile(OpenFile(options.scratch), options.scratch_bytes)
     executors: dict[WorkerLane, Executor] = {
-        WorkerLane.COMPUTE: Engine(chosen, compute, files, MakeRules(update=rule_of, outer=outer_of)),
+        WorkerLane.COMPUTE: Engine(
+            chosen, compute, files, MakeRules(update=rule_of, outer=outer_of), scratch
+        ),
         WorkerLane.SEND: Encoder(send),
         WorkerLane.RECEIVE: Decoder(receive),
     }

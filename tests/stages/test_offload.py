@@ -2,7 +2,6 @@
 
 import functools
 import os
-import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.file_pieces import FilePart, OpenFile
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.parameter_reads import cast_parameters, weight_bytes
 from hetpeer.stages.ipc import block_commands as c
@@ -19,7 +19,7 @@ from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.holding import stored_vector
-from hetpeer.stages.worker.holding.scratch_file import ScratchFile
+from hetpeer.stages.worker.holding.scratch_file import ScratchFile, write
 from hetpeer.stages.worker.holding.stored_vector import InFile, InMemory
 from tests.stages.compute_rig import (
     KEPT,
@@ -46,9 +46,8 @@ OUTER_KEPT = (*KEPT, "outer_anchor", "outer_momentum")
 
 
 @pytest.fixture
-def descriptor():
-    with tempfile.TemporaryFile() as file:
-        yield file.fileno()
+def file(tmp_path):
+    return OpenFile.nameless(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -94,11 +93,11 @@ async def history(one, compensation=2.0):
 
 
 @pytest.mark.parametrize("outer", [None, OUTER], ids=["plain", "outer"])
-async def test_all_kinds_hold_equal_bits(arena, descriptor, outer):
+async def test_all_kinds_hold_equal_bits(arena, file, outer):
     elements = sum(spec.vector_count for spec in tiny_blocks())
     found = []
     for offload, own_memory in KINDS:
-        scratch = ScratchFile(descriptor, 1 << 20)
+        scratch = ScratchFile(file, 1 << 20)
         one = await holder_of(
             cpu_engine(arena, scratch=scratch, own_memory=own_memory), arena, offload, outer
         )
@@ -118,8 +117,8 @@ def bf16_blocks():
     return cut_blocks(trace(tiny_gpt(), microbatch(0), autocast=True), mode=ComputeMode(autocast=True))
 
 
-async def test_weights_that_autocast_casts_anyway_are_kept_cast_and_no_bit_changes(arena, descriptor):
-    scratch, blocks = ScratchFile(descriptor, 1 << 20), bf16_blocks()
+async def test_weights_that_autocast_casts_anyway_are_kept_cast_and_no_bit_changes(arena, file):
+    scratch, blocks = ScratchFile(file, 1 << 20), bf16_blocks()
     found = []
     for offload, own_memory in KINDS:
         engine = cpu_engine(arena, scratch=scratch, own_memory=own_memory)
@@ -163,8 +162,8 @@ async def test_a_stale_gradient_cannot_be_corrected_without_the_float32_numbers(
 
 
 @pytest.mark.parametrize(("offload", "most"), [(Offload.NONE, 2), (Offload.HOST, 2), (Offload.DISK, 1)])
-async def test_few_sums_are_in_memory(arena, descriptor, offload, most):
-    engine = cpu_engine(arena, scratch=ScratchFile(descriptor, 1 << 20), own_memory=True)
+async def test_few_sums_are_in_memory(arena, file, offload, most):
+    engine = cpu_engine(arena, scratch=ScratchFile(file, 1 << 20), own_memory=True)
     one = await holder_of(engine, arena, offload)
     for slot in (0, 1, 2, 0, 3):
         await backward(one, 1, slot=slot)
@@ -175,8 +174,8 @@ async def test_few_sums_are_in_memory(arena, descriptor, offload, most):
     assert found[0] == found[1] == found[2], "equal microbatches have equal sums, wherever they lie"
 
 
-async def test_a_sum_stays_in_memory_if_the_file_has_no_room(arena, descriptor, capfd):
-    engine = cpu_engine(arena, scratch=ScratchFile(descriptor, 0))
+async def test_a_sum_stays_in_memory_if_the_file_has_no_room(arena, file, capfd):
+    engine = cpu_engine(arena, scratch=ScratchFile(file, 0))
     one = await holder_of(engine, arena, Offload.NONE)
     for slot in range(4):
         await backward(one, slot, slot=slot)
@@ -187,9 +186,9 @@ async def test_a_sum_stays_in_memory_if_the_file_has_no_room(arena, descriptor, 
     assert all("HP-DISK-007: the scratch file has no room" in line for line in said)
 
 
-async def test_a_block_that_does_not_fit_into_the_file_is_not_loaded_and_takes_nothing(arena, descriptor):
+async def test_a_block_that_does_not_fit_into_the_file_is_not_loaded_and_takes_nothing(arena, file):
     spec = tiny_blocks()[1]
-    scratch = ScratchFile(descriptor, 4 * spec.vector_count + 4096)  # for one of the two moments
+    scratch = ScratchFile(file, 4 * spec.vector_count + 4096)  # for one of the two moments
     one = Holder(submitter(cpu_engine(arena, scratch=scratch)), arena, [spec])
     with refused("HP-DISK-007", "the limit of 0.0 GiB is reached"):
         await one.load(MODEL, offload=Offload.DISK)
@@ -200,36 +199,33 @@ async def test_a_block_that_does_not_fit_into_the_file_is_not_loaded_and_takes_n
 
 def test_a_full_disk_is_refused_before_anything_is_written():
     """/dev/full has no room whatever the limit says; a device cannot be reserved either."""
-    descriptor = os.open("/dev/full", os.O_RDWR)
-    try:
-        scratch = ScratchFile(descriptor, 1 << 20)
-        with pytest.raises(LocalError, match="HP-DISK-007"):
-            scratch.take(1000)
-        assert scratch.used == 0
-        with pytest.raises(LocalError, match=r"HP-DISK-008: .*cannot be written; why: No space left"):
-            scratch.write(0, memoryview(b"x"))
-    finally:
-        os.close(descriptor)
+    full = OpenFile(os.open("/dev/full", os.O_RDWR))
+    scratch = ScratchFile(full, 1 << 20)
+    with pytest.raises(LocalError, match="HP-DISK-007"):
+        scratch.take(1000)
+    assert scratch.used == 0
+    with pytest.raises(LocalError, match=r"HP-DISK-008: .*cannot be written; why: No space left"):
+        write(FilePart(full, 0, 1), 0, memoryview(b"x"))
 
 
-async def test_a_disk_that_fails_in_an_update_leaves_no_block(arena, descriptor):
+async def test_a_disk_that_fails_in_an_update_leaves_no_block(arena, file):
     """The file is cut short under an update: a part of the block would be of no version."""
-    scratch = ScratchFile(descriptor, 1 << 20)
+    scratch = ScratchFile(file, 1 << 20)
     one = await holder_of(cpu_engine(arena, scratch=scratch), arena, Offload.DISK)
     spec = one.blocks[0]
     await one.apply(spec, one.put(np.ones(spec.vector_count, np.float32)), 1.0)
-    os.ftruncate(descriptor, 5000)
+    os.ftruncate(file.descriptor, 5000)
     with refused("HP-DISK-008", "the scratch file cannot be read"):
         await one.apply(spec, one.put(np.ones(spec.vector_count, np.float32)), 1.0, needed=2, base=1)
     with refused("HP-WORK-001", "block 0 is not loaded"):
         await one.state(0)
 
 
-def test_a_vector_in_the_file_is_read_and_changed_in_pieces(descriptor):
-    scratch = ScratchFile(descriptor, 1 << 20)
+def test_a_vector_in_the_file_is_read_and_changed_in_pieces(file):
+    scratch = ScratchFile(file, 1 << 20)
     first, second = InFile(scratch, 2500), InFile(scratch, 10)
     first.fill(InMemory(torch.arange(2500.0)))
-    second.fill(torch.full((10,), -0.0))
+    second.fill(InMemory(torch.full((10,), -0.0)))
     for begin, end in stored_vector.pieces(0, 2500):
         piece = first.piece(begin, end)
         first.keep(begin, piece.mul_(2.0))
@@ -237,6 +233,6 @@ def test_a_vector_in_the_file_is_read_and_changed_in_pieces(descriptor):
     assert np.signbit(second.whole().numpy()).all()
     first.free()
     third = InFile(scratch, 2500)  # takes the same place again
-    third.fill(torch.ones(2500))
+    third.fill(InMemory(torch.ones(2500)))
     assert torch.equal(third.whole(), torch.ones(2500))
     assert np.signbit(second.whole().numpy()).all()

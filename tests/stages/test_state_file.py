@@ -83,7 +83,7 @@ def stored(tmp_path):
     layout = [("b", (500,)), ("a", (40, 30))]
     state = filled(layout, KEPT)
     file = OpenFile.nameless(tmp_path)
-    nbytes = write_state(FilePart(file, 4096, 1 << 20), state.numbers(), 7, 0, 2, layout)
+    nbytes = write_state(FilePart(file, 4096, 1 << 20), state, 2, layout)
     return FilePart(file, 4096, nbytes), state, layout
 
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_an_error():
     full = OpenFile(os.open("/dev/full", os.O_RDWR))
     layout = [("a", (40, 30))]
     with pytest.raises(OSError, match="No space"):
-        write_state(FilePart(full, 0, 1 << 20), filled(layout, ()).numbers(), 7, 0, 2, layout)
+        write_state(FilePart(full, 0, 1 << 20), filled(layout, ()), 2, layout)
 
 
 def test_a_part_is_not_left(tmp_path: Path):

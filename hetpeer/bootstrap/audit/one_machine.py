@@ -120,7 +120,7 @@ class OneMachine:
             "squares": squares,
             "coefficient": coefficient,
             "gradients": [blake3(total.numpy().data.cast("B")).hexdigest() for total in totals],
-            "states": [held.state().digest() for held in self._blocks],
+            "states": [held.digest() for held in self._blocks],
             "computable": computable,
             "losses": [losses[microbatch] for microbatch in sorted(losses)],
             "sketches": [_sketch(total) for total in totals] if sketched else [],
@@ -163,7 +163,7 @@ class OneMachine:
         """Write the present states as `block-N.safetensors` into the new `folder`."""
         folder.mkdir()
         for held in self._blocks:
-            data = dump(held.state(), held.spec.index, layout_of(held.spec))
+            data = dump(held, held.spec.index, layout_of(held.spec))
             (folder / f"block-{held.spec.index}.safetensors").write_bytes(data)
 
     def _forward(self, step: int, work: Mapping[str, Any], microbatch: int) -> tuple[list[BlockPass], Pass]:

@@ -20,7 +20,7 @@ from hetpeer.stages.block.block import backpropagate
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.holding.weights import WeightLayout, Weights
-from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
+from hetpeer.stages.worker.tensor_staging import Copier, NotFiniteError, refuse_not_finite
 
 CPU = torch.device("cpu")
 
@@ -107,5 +107,6 @@ class MicrobatchTrial:
         state = self._store.load_state(self._record, index)
         reference = self._run.manifest.blocks[index].buffers
         buffers = {} if reference is None else load_file(self._run.path / "state" / reference.name)
-        layout = WeightLayout(self._specs[index])
-        return Weights.first(layout, torch.from_numpy(state.parameters), buffers, CPU)
+        weights = Weights.first(WeightLayout(self._specs[index]), buffers, CPU)
+        weights.put(0, torch.from_numpy(state.parameters), Copier())
+        return weights

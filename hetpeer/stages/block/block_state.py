@@ -39,6 +39,21 @@ class Numbers(Protocol):
         """Elements [begin, end). Raises OSError, and what the vector's kind says."""
 
 
+class State(Protocol):
+    """One block's state, wherever its vectors lie."""
+
+    @property
+    def version(self) -> int:
+        """Number of updates in it."""
+
+    @property
+    def averages(self) -> int:
+        """Number of averagings among them."""
+
+    def numbers(self) -> Mapping[str, Numbers]:
+        """The parameters as "", and the optimizer's vectors by name; absent ones are zero."""
+
+
 class Whole:
     """A vector in memory, read without a copy."""
 

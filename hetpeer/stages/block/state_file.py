@@ -29,6 +29,7 @@ from hetpeer.stages.block.block_state import (
     BlockState,
     Layout,
     Numbers,
+    State,
     Vector,
     digest_of,
     element_count,
@@ -78,22 +79,20 @@ def _places(kinds: Sequence[str], layout: Layout) -> list[_Place]:
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_state(
-    into: Writable, vectors: Mapping[str, Numbers], version: int, averages: int, block: int, layout: Layout
-) -> int:
+def write_state(into: Writable, state: State, block: int, layout: Layout) -> int:
     """Write the file of a block's state piece by piece; returns its length in bytes.
 
-    `vectors` has the parameters as ""; those that are zero are left out. Raises OSError, and ValueError if a
-    vector does not have the layout's length.
+    Vectors that are zero are left out. Raises OSError, and ValueError if a vector does not have the layout's
+    length.
     """
     expected = element_count(layout)
-    written = without_zeros(vectors)
+    written = without_zeros(state.numbers())
     for numbers in written.values():
         if numbers.count != expected:
             raise ValueError(f"block {block} has {expected} parameters, the vector {numbers.count}")
     places = _places(list(written), layout)
-    averaged = f" averages {averages}" if averages else ""
-    header = _header(places, f"block {block} version {version}{averaged}")
+    averaged = f" averages {state.averages}" if state.averages else ""
+    header = _header(places, f"block {block} version {state.version}{averaged}")
     into.write(0, header)
     for place in places:
         part = _Slice(written[place.kind], place.first, (place.end - place.begin) // FLOAT32.itemsize)
@@ -136,10 +135,10 @@ class _Growing:
         self.data += memoryview(data).cast("B")
 
 
-def dump(state: BlockState, block: int, layout: Layout) -> bytes:
+def dump(state: State, block: int, layout: Layout) -> bytes:
     """The file of `state` in memory. Raises as `write_state`."""
     into = _Growing()
-    write_state(into, state.numbers(), state.version, state.averages, block, layout)
+    write_state(into, state, block, layout)
     return bytes(into.data)
 
 
@@ -175,6 +174,10 @@ class StateFile:
             raise ProtocolError(
                 f"state of block {block} holds a tensor nobody asked for: {min(header)[:80]!r}"
             )
+
+    def numbers(self) -> Mapping[str, Numbers]:
+        """The vectors, read in pieces; reading raises as `digest`."""
+        return self.vectors
 
     def digest(self) -> str:
         """`BlockState.digest` of the content. Raises OSError, `ProtocolError` if a value is not finite."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.base.file_pieces import OpenFile
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.ipc.block_commands import Info, Shutdown
 from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
@@ -82,7 +83,7 @@ class ComputeConfig:
     arena_bytes: int = 1 << 30
     """Bytes of shared memory. It costs RAM only as far as it is filled."""
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
-    """Folder on whose disk the exchange file lies."""
+    """Folder on whose disk the exchange file and the scratch file lie."""
     disk_bytes: int = 1 << 40
     """Most bytes of that disk that nameless files may have."""
 
@@ -133,10 +134,13 @@ class Compute:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
+                scratch = OpenFile.nameless(config.folder)
                 options = WorkerOptions(
                     socket=theirs.fileno(),
                     arena=arena.fd,
                     exchange=exchange.file.descriptor,
+                    scratch=scratch.descriptor,
+                    scratch_bytes=config.disk_bytes,
                     parent=os.getpid(),
                     device=config.device,
                     threads=config.threads,
@@ -144,6 +148,7 @@ class Compute:
                     gpu_memory=config.gpu_memory,
                 )
                 compute = cls(_spawn(options, worker), arena, exchange)
+                del scratch  # the worker's own from now on
         except OSError as error:
             ours.close()
             arena.close()
@@ -317,7 +322,7 @@ def _cannot_start(why: str) -> LocalError:
 
 
 def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
-    """Start the worker process; it inherits the socket, the arena and the exchange file."""
+    """Start the worker process; it inherits the socket, the arena and both files."""
     environment = os.environ | {
         # The worker imports what we import, installed or not; -P keeps the user's current folder out of it.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -327,7 +332,7 @@ def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", worker, *options.arguments()],
         env=environment,
-        pass_fds=(options.socket, options.arena, options.exchange),
+        pass_fds=(options.socket, options.arena, options.exchange, options.scratch),
         stdin=subprocess.DEVNULL,
         stdout=STDERR,  # the daemon's own standard output is data
         process_group=0,  # processes that it starts are suspended with it

@@ -325,11 +325,16 @@ def failed(error: HetpeerError) -> CommandFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Options from the daemon to the worker. `socket`, `arena` and `exchange` are inherited descriptors."""
+    """Options from the daemon to the worker: inherited descriptors, and limits.
+
+    `socket`, `arena`, `exchange` and `scratch` are the descriptors.
+    """
 
     socket: int
     arena: int
     exchange: int
+    scratch: int
+    scratch_bytes: int
     parent: int
     device: str
     threads: int
@@ -344,7 +349,7 @@ class WorkerOptions:
     def parse(cls, arguments: Sequence[str]) -> WorkerOptions:
         """The options in `arguments`. Exits with status 2 if they do not fit, as argparse does."""
         parser = argparse.ArgumentParser(description="hetpeer's compute worker; started by its daemon")
-        for name in ("socket", "arena", "exchange", "parent", "threads", "nice"):
+        for name in ("socket", "arena", "exchange", "scratch", "scratch_bytes", "parent", "threads", "nice"):
             parser.add_argument(f"--{name}", type=int, required=True)
         parser.add_argument("--device", required=True)
         parser.add_argument("--gpu_memory", type=float, required=True)

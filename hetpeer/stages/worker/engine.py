@@ -135,7 +135,6 @@ class Engine(Executor):
     def _load(self, command: c.LoadState) -> r.Loaded:
         prepared = self._ready_for_state(command.block)
         spec = prepared.spec.recomputing() if command.recompute else prepared.spec
-        state = self._files.load(command.state, spec.index, layout_of(spec), prepared.rules.keeps)
         residence = Residence(
             device=self._device,
             own_memory=self._own_memory,
@@ -144,10 +143,14 @@ class Engine(Executor):
             scratch=self._scratch,
             copier=self._staging.copier,
         )
-        held = HeldBlock(spec, prepared.buffers, state, prepared.rules, residence)
-        self._forget(spec.index)
-        self._blocks[spec.index] = held
-        return r.Loaded(version=held.version, digest=held.state().digest())
+        with self._files.in_use():
+            state = self._files.open(command.state, spec.index, layout_of(spec), prepared.rules.keeps)
+            digest = state.digest()  # all of it is read and found right before the old state is dropped
+            self._forget(spec.index)
+            self._blocks[spec.index] = held = HeldBlock(
+                spec, prepared.buffers, state, prepared.rules, residence
+            )
+        return r.Loaded(version=held.version, digest=digest)
 
     def _ready_for_state(self, block: int) -> _Prepared:
         if block not in self._prepared:
@@ -196,7 +199,7 @@ class Engine(Executor):
         return self._applied(held, started)
 
     def _applied(self, held: HeldBlock, started: float) -> r.UpdateApplied:
-        digest = held.state().digest()
+        digest = held.digest()
         return r.UpdateApplied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
 
     def _to_update(self, held: HeldBlock, name: str, extent: Extent) -> InMemory:
@@ -217,10 +220,8 @@ class Engine(Executor):
     def _dump_state(self, command: c.DumpState) -> r.Dumped:
         """Write the state file into the extent of the exchange file. Raises `LocalError` HP-DISK-009."""
         held = self._held(command.block)
-        state, layout = held.state(), layout_of(held.spec)
-        nbytes = self._files.dump(
-            command.extent, state.numbers(), state.version, state.averages, command.block, layout
-        )
+        with self._files.in_use():
+            nbytes = self._files.dump(command.extent, held, command.block, layout_of(held.spec))
         return r.Dumped(nbytes=nbytes)
 
     # ── slots ──────────────────────────────────────────────────────────────────────────────────────────────

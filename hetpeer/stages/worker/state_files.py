@@ -5,11 +5,12 @@ The daemon decides what lies where in it (ipc/nameless_file.py); its descriptor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.base.file_pieces import FilePart, OpenFile
-from hetpeer.stages.block.block_state import BlockState, Layout, Numbers
+from hetpeer.stages.block.block_state import Layout, State
 from hetpeer.stages.block.state_file import StateFile, write_state
 from hetpeer.stages.ipc.arena import Extent
 
@@ -18,34 +19,29 @@ class StateFiles:
     """The exchange file as the worker uses it.
 
     files = StateFiles(OpenFile(options.exchange))
-    state = files.load(extent, 2, layout_of(spec), rules.keeps)
-    nbytes = files.dump(extent, state.numbers(), state.version, state.averages, 2, layout_of(spec))
+    with files.in_use():
+        state = files.open(extent, 2, layout_of(spec), rules.keeps)
+        nbytes = files.dump(extent, state, 2, layout_of(spec))
     """
 
     def __init__(self, exchange: OpenFile) -> None:
         self._exchange = exchange
 
-    def load(self, extent: Extent, block: int, layout: Layout, kept: Sequence[str]) -> BlockState:
-        """The state of `block` in the file at `extent`. Raises as `StateFile`, and HP-DISK-009."""
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Context in which states are read and written. Raises `LocalError` HP-DISK-009."""
         try:
-            return StateFile(self._part(extent), block, layout, kept).state()
+            yield
         except OSError as error:
             raise _unusable(error) from error
 
-    def dump(
-        self,
-        extent: Extent,
-        vectors: Mapping[str, Numbers],
-        version: int,
-        averages: int,
-        block: int,
-        layout: Layout,
-    ) -> int:
-        """Write a state file to `extent`; returns its length in bytes. Raises `LocalError` HP-DISK-009."""
-        try:
-            return write_state(self._part(extent), vectors, version, averages, block, layout)
-        except OSError as error:
-            raise _unusable(error) from error
+    def open(self, extent: Extent, block: int, layout: Layout, kept: Sequence[str]) -> StateFile:
+        """The state of `block` in the file at `extent`, to be read in pieces. Raises as `StateFile`."""
+        return StateFile(self._part(extent), block, layout, kept)
+
+    def dump(self, extent: Extent, state: State, block: int, layout: Layout) -> int:
+        """Write a state file to `extent`; returns its length in bytes. Raises OSError."""
+        return write_state(self._part(extent), state, block, layout)
 
     def _part(self, extent: Extent) -> FilePart:
         return FilePart(self._exchange, extent.offset, extent.nbytes)

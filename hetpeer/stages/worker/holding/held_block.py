@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hetpeer.stages.block.block import flat_views, statistic_views
-from hetpeer.stages.block.block_state import BlockState, layout_of
+from hetpeer.stages.block.block_state import Numbers, State, digest_of, layout_of
 from hetpeer.stages.block.exact_scalars import float32
 from hetpeer.stages.block.parameter_groups import BlockRules
 from hetpeer.stages.block.state_file import file_bytes
@@ -34,45 +34,41 @@ from hetpeer.stages.worker.vector_sums import CodecLosses
 
 
 class HeldBlock:
-    """One block's tensors at `residence`. `buffers` are kept as given; the state's vectors are taken over.
+    """One block's tensors at `residence`. `buffers` are kept as given; the state's vectors are copied.
 
-    Raises `LocalError` HP-DISK-007, HP-DISK-008 if the residence is a file without room.
+    Raises `LocalError` HP-DISK-007, HP-DISK-008 if the residence is a file without room, and as reading the
+    state does; nothing is kept then.
     """
 
     def __init__(
         self,
         spec: BlockSpec,
         buffers: Mapping[str, Tensor],
-        state: BlockState,
+        state: State,
         rules: BlockRules,
         residence: Residence,
     ) -> None:
         self.spec = spec
         self.residence = residence
-        self._averages = state.averages
+        self.averages = state.averages
+        """Number of updates that were averagings."""
         self._rules = rules
+        given, count = state.numbers(), spec.vector_count
         with contextlib.ExitStack() as undo:
 
-            def kept(vector: Tensor) -> StoredVector:
-                found = residence.kept(vector)
+            def kept(name: str) -> StoredVector:
+                found = residence.kept(given.get(name), count)
                 undo.callback(found.free)
                 return found
 
-            given = torch.from_numpy(state.parameters)
-            cast = cast_parameters(spec) if residence.apart and residence.cast else ()
-            layout = WeightLayout(spec, cast)
-            weights = Weights.first(layout, given, buffers, residence.device, copy=residence.apart)
+            layout = WeightLayout(spec, cast_parameters(spec) if residence.apart and residence.cast else ())
+            weights = Weights.first(layout, buffers, residence.device)
             self._versions = WeightVersions(state.version, weights)
-            self._masters = kept(given) if residence.apart else None
+            self._masters = kept("") if residence.apart else None
             """None: the newest weights are their own masters."""
-            self._optimizer = {
-                name: kept(
-                    torch.from_numpy(state.optimizer[name])
-                    if name in state.optimizer
-                    else torch.zeros(spec.vector_count)
-                )
-                for name in rules.keeps
-            }
+            for begin, end in pieces(0, count):
+                weights.put(begin, torch.from_numpy(given[""].read(begin, end)), residence.copier)
+            self._optimizer = {name: kept(name) for name in rules.keeps}
             if rules.outer is not None and self.version == 0:
                 for begin, end in pieces(0, spec.parameter_count):
                     first = self._pieces_of_state(begin, end)
@@ -100,16 +96,13 @@ class HeldBlock:
         """The newest flat parameters and statistics, as they are updated."""
         return InMemory(self._versions.newest.vector) if self._masters is None else self._masters
 
-    def state(self) -> BlockState:
-        """The newest state as numpy vectors: in main memory the memory itself, not a copy."""
-        return BlockState(
-            version=self.version,
-            parameters=self.vector.whole().cpu().numpy(),
-            optimizer={
-                name: vector.whole().cpu().numpy() for name, vector in self._optimizer.items() if self.version
-            },
-            averages=self._averages,
-        )
+    def numbers(self) -> dict[str, Numbers]:
+        """The newest state's vectors (`State.numbers`). At version 0 there are parameters only."""
+        return {"": self.vector, **(self._optimizer if self.version else {})}
+
+    def digest(self) -> str:
+        """Digest of the newest state's bits (block_state.py)."""
+        return digest_of(self.numbers(), self.version, self.averages)
 
     def free(self) -> None:
         """Give back what lies in the scratch file."""
@@ -134,7 +127,7 @@ class HeldBlock:
     def _update(self, gradient: StoredVector, how: Apply) -> None:
         base = self.base_of(how)
         self._slots.clear(self.version)
-        update = self.version - self._averages + 1
+        update = self.version - self.averages + 1
         after = self._versions.advance(how.needed)
         masters = self.vector
         for segment in self._rules.segments:
@@ -193,7 +186,7 @@ class HeldBlock:
             if now is not None and copy is not None:
                 place.sub_(copy.piece(begin, end)).add_(now)
             self._keep(masters, after, begin, place)
-        self._averages += 1
+        self.averages += 1
 
     def base_of(self, how: Apply) -> Tensor | None:
         """The vector of the version for which a stale gradient was computed; None: it is not to be corrected.
@@ -228,7 +221,7 @@ class HeldBlock:
         self.drop_copy()
         self._copy = (
             self.version,
-            self.residence.kept(self.vector.whole().to(self.residence.updating, copy=True)),
+            self.residence.kept(self.vector, self.vector.count),
         )
 
     def drop_copy(self) -> None:

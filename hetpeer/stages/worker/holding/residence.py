@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.block.block_state import Numbers, Vector
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.worker.holding.scratch_file import ScratchFile
 from hetpeer.stages.worker.holding.stored_vector import InFile, InMemory, StoredVector
@@ -47,17 +48,18 @@ class Residence:
             return None
         return 1 if self.offload is Offload.DISK else 2
 
-    def kept(self, vector: torch.Tensor) -> StoredVector:
-        """`vector`, of main memory, taken over where what only the update needs lies.
+    def kept(self, numbers: Numbers | None, count: int) -> StoredVector:
+        """A copy of `numbers` where what only the update needs lies; None: `count` zeros.
 
-        Raises `LocalError` HP-DISK-007, HP-DISK-008, with nothing kept.
+        Raises `LocalError` HP-DISK-007, HP-DISK-008, and as reading the numbers does; nothing is kept then.
         """
-        if self.offload is not Offload.DISK or self.scratch is None:
-            return InMemory(vector.to(self.updating))
-        kept = InFile(self.scratch, len(vector))
+        if self.offload is Offload.DISK and self.scratch is not None:
+            kept: StoredVector = InFile(self.scratch, count)
+        else:
+            kept = InMemory(torch.empty(count, device=self.updating))
         try:
-            kept.fill(vector)
-        except LocalError:
+            kept.fill(numbers or _Zeros(count))
+        except BaseException:
             kept.free()
             raise
         return kept
@@ -78,6 +80,16 @@ class Residence:
             place.add_(part)
         else:
             place.copy_(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """`count` zeros."""
+
+    count: int
+
+    def read(self, begin: int, end: int) -> Vector:
+        return np.zeros(end - begin, dtype=np.float32)
 
 
 def summed_rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,76 +9,66 @@ from __future__ import annotations
 import os
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.file_pieces import FilePart, OpenFile, shrink
 from hetpeer.stages.ipc.arena import FreeList
-
-ALIGNMENT = 4096
+from hetpeer.stages.ipc.nameless_file import ALIGNMENT, aligned
 
 
 class ScratchFile:
-    """At most `limit` bytes of the file `descriptor`, which is empty.
+    """At most `limit` bytes of `file`, which is empty.
 
-    scratch = ScratchFile(descriptor, 8 << 30)
+    scratch = ScratchFile(OpenFile.nameless(home), 8 << 30)
     place = scratch.take(4096)
-    scratch.write(place, memoryview(bytes(4096)))
-    scratch.give(place, 4096)
+    write(place, 0, memoryview(bytes(4096)))
+    scratch.give(place)
     """
 
-    def __init__(self, descriptor: int, limit: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: OpenFile, limit: int) -> None:
+        self._file = file
         self._limit = limit
         self._free = FreeList(limit // ALIGNMENT * ALIGNMENT)
         self.used = 0
         """Bytes taken."""
 
-    def take(self, nbytes: int) -> int:
-        """Reserve `nbytes` bytes of undefined content on the disk; returns their offset.
+    def take(self, nbytes: int) -> FilePart:
+        """Reserve `nbytes` bytes of undefined content on the disk.
 
         Raises `LocalError` HP-DISK-007, with nothing taken, if the limit or the disk has no room for them.
         """
-        size = _aligned(nbytes)
+        size = aligned(nbytes)
         offset = self._free.take(size)
         if offset is None:
             raise _no_room(nbytes, f"the limit of {self._limit / 2**30:.1f} GiB is reached")
         try:
-            os.posix_fallocate(self._descriptor, offset, size)
+            os.posix_fallocate(self._file.descriptor, offset, size)
         except OSError as error:
             self._free.give(offset, size)
             raise _no_room(nbytes, error.strerror or str(error)) from error
         self.used += size
-        return offset
+        return FilePart(self._file, offset, nbytes)
 
-    def give(self, offset: int, nbytes: int) -> None:
-        """Free what `take(nbytes)` returned. With nothing left in the file, the disk gets everything back."""
-        self._free.give(offset, _aligned(nbytes))
-        self.used -= _aligned(nbytes)
+    def give(self, part: FilePart) -> None:
+        """Free what `take` returned. With nothing left in the file, the disk gets everything back."""
+        self._free.give(part.offset, aligned(part.nbytes))
+        self.used -= aligned(part.nbytes)
         if not self.used:
-            os.ftruncate(self._descriptor, 0)
-
-    def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into`. Raises `LocalError` HP-DISK-008."""
-        rest = into
-        while rest:
-            try:
-                count = os.preadv(self._descriptor, [rest], offset)
-            except OSError as error:
-                raise _failed("read", error.strerror or str(error)) from error
-            if not count:
-                raise _failed("read", "the file is cut short")
-            offset, rest = offset + count, rest[count:]
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write all of `data`. Raises `LocalError` HP-DISK-008."""
-        rest = data
-        while rest:
-            try:
-                count = os.pwrite(self._descriptor, rest, offset)
-            except OSError as error:
-                raise _failed("written", error.strerror or str(error)) from error
-            offset, rest = offset + count, rest[count:]
+            shrink(self._file, 0)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+def read(part: FilePart, begin: int, into: memoryview) -> None:
+    """Fill `into` from byte `begin` of `part` on. Raises `LocalError` HP-DISK-008."""
+    try:
+        part.read_into(begin, into)
+    except OSError as error:
+        raise _failed("read", error.strerror or str(error)) from error
+
+
+def write(part: FilePart, begin: int, data: memoryview) -> None:
+    """Write `data` from byte `begin` of `part` on. Raises `LocalError` HP-DISK-008."""
+    try:
+        part.write(begin, data)
+    except OSError as error:
+        raise _failed("written", error.strerror or str(error)) from error
 
 
 def _no_room(nbytes: int, why: str) -> LocalError:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hetpeer.stages.worker.holding.scratch_file import ScratchFile
+from hetpeer.stages.block.block_state import Numbers, Vector
+from hetpeer.stages.worker.holding.scratch_file import ScratchFile, read, write
 
 PIECE = 1 << 20
 """Numbers of a piece: 4 MiB."""
@@ -51,15 +52,18 @@ class StoredVector(ABC):
     def write(self, begin: int, values: Tensor) -> None:
         """Store `values` from number `begin` on, whatever was there. Raises as `piece`."""
 
+    def read(self, begin: int, end: int) -> Vector:
+        """The numbers [begin, end) in main memory, as those of a state. Raises as `piece`."""
+        return self.piece(begin, end).cpu().numpy()
+
     @abstractmethod
     def free(self) -> None:
         """Give back what the vector takes. It must not be used afterwards."""
 
-    def fill(self, source: Tensor | StoredVector) -> None:
-        """Copy `source`, of the same length. Raises as `piece`."""
+    def fill(self, source: Numbers) -> None:
+        """Copy `source`, of the same length. Raises as `piece`, and as reading the source does."""
         for begin, end in pieces(0, self.count):
-            given = source[begin:end] if isinstance(source, Tensor) else source.piece(begin, end)
-            self.write(begin, given)
+            self.write(begin, torch.from_numpy(source.read(begin, end)))
 
     def whole(self) -> Tensor:
         """All of it, as `piece` gives it."""
@@ -92,21 +96,21 @@ class InFile(StoredVector):
     def __init__(self, file: ScratchFile, count: int) -> None:
         self.count = count
         self._file = file
-        self._offset = file.take(count * ITEM_BYTES)
+        self._part = file.take(count * ITEM_BYTES)
 
     def piece(self, begin: int, end: int) -> Tensor:
         found = torch.empty(end - begin)
-        self._file.read(self._offset + begin * ITEM_BYTES, _bytes_of(found))
+        read(self._part, begin * ITEM_BYTES, _bytes_of(found))
         return found
 
     def keep(self, begin: int, piece: Tensor) -> None:
         self.write(begin, piece)
 
     def write(self, begin: int, values: Tensor) -> None:
-        self._file.write(self._offset + begin * ITEM_BYTES, _bytes_of(values.cpu().contiguous()))
+        write(self._part, begin * ITEM_BYTES, _bytes_of(values.cpu().contiguous()))
 
     def free(self) -> None:
-        self._file.give(self._offset, self.count * ITEM_BYTES)
+        self._file.give(self._part)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

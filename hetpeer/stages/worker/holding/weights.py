@@ -47,16 +47,9 @@ class WeightLayout:
             self.counts[dtype] += tensor.count
             begin += tensor.count
 
-    def new(self, vector: Tensor, device: torch.device, *, copy: bool) -> dict[torch.dtype, Tensor]:
-        """Flat tensors on `device` with the numbers of `vector`, which is one of them unless `copy`."""
-        if not self.cast:
-            return {torch.float32: vector.to(device, copy=copy), torch.bfloat16: vector[:0].bfloat16()}
-        flats = {
-            dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in self.counts.items()
-        }
-        for run in self.places.values():
-            flats[run.dtype][run.offset : run.offset + run.end - run.begin].copy_(vector[run.begin : run.end])
-        return flats
+    def new(self, device: torch.device) -> dict[torch.dtype, Tensor]:
+        """Flat tensors on `device`, of undefined content."""
+        return {dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in self.counts.items()}
 
     def views(self, flats: Mapping[torch.dtype, Tensor], specs: Collection[str]) -> dict[str, Tensor]:
         """Name → its view into the flat tensors, for some of the parameters or statistics."""
@@ -83,20 +76,9 @@ class Weights:
         self.block = block.on(self.parameters, layout.views(flats, layout.spec.statistic_specs))
 
     @classmethod
-    def first(
-        cls,
-        layout: WeightLayout,
-        vector: Tensor,
-        buffers: Mapping[str, Tensor],
-        device: torch.device,
-        *,
-        copy: bool = False,
-    ) -> Weights:
-        """The weights of a block that was just loaded, with the numbers of the float32 `vector`.
-
-        Without `copy` they are that vector, if it is on the device.
-        """
-        spec, flats = layout.spec, layout.new(vector, device, copy=copy)
+    def first(cls, layout: WeightLayout, buffers: Mapping[str, Tensor], device: torch.device) -> Weights:
+        """The weights of a block that is being loaded, of undefined content; `put` sets them."""
+        spec, flats = layout.spec, layout.new(device)
         own = layout.views(flats, spec.parameter_specs), layout.views(flats, spec.statistic_specs)
         return cls(layout, flats, Block(spec, own[0], buffers, own[1], device, cast=layout.cast, rows=True))
 
