@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from tests.reference.torch_optimizer import optimizer_of
 
 NAMED = "hf:"
 
@@ -47,13 +48,7 @@ def loss_of(model: nn.Module, arrays: dict[str, Any]) -> Tensor:
 def train(run: RunDirectory, model: nn.Module, steps: int) -> Iterator[float]:
     """Seconds of each step. It trains as tests/reference/eager_training.py does."""
     settings, batches, plan = run.manifest.training, run.batches(), run.weighted_plan()
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=settings.optimizer.betas,
-        eps=settings.optimizer.eps,
-        weight_decay=settings.weight_decay,
-    )
+    optimizer, rate = optimizer_of(model, settings.model_dump())
     model.train()
     for step in range(steps):
         began = time.perf_counter()
@@ -64,6 +59,7 @@ def train(run: RunDirectory, model: nn.Module, steps: int) -> Iterator[float]:
             (loss * (weight / sum(weights))).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or torch.inf)
         optimizer.step()
+        rate.step()
         yield time.perf_counter() - began
 
 

@@ -93,6 +93,9 @@ def make_run(folder: Path, options: Any) -> RunDirectory:
         "microbatch-size": options.microbatch_size,
         "sequence-length": options.context,
         "learning-rate": 6e-4,
+        "schedule": "cosine",
+        # AdamW's first updates divide small gradients by themselves, and with them their rounding errors.
+        "warmup-steps": options.steps // 5,
         "eval-every": options.steps,
         "eval-samples": options.eval_samples,
         "checkpoint-every": options.checkpoint_every,
