@@ -17,6 +17,7 @@ from hetpeer.peer.transport.tensor_schema import (
     cost_of,
     microbatches_in,
     pool_of,
+    recomputing,
 )
 from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.stages.pipeline.place_memory import Offered, Room
@@ -33,6 +34,27 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> TensorSchema:
     run = make_run(Path(tmp_path_factory.mktemp("intake")))
     blocks = run.manifest.blocks
     return TensorSchema([run.block_spec(block) for block in blocks[len(blocks) // 2 :]], run.manifest)
+
+
+def test_blocks_recompute_until_the_microbatches_fit(schema: TensorSchema) -> None:
+    specs, room = list(schema.specs.values()), Room(device=5_000_000, host=1)
+    plenty = Offered(device=1 << 40)
+    assert recomputing(plenty, room, specs, 5) == (specs, room)
+    most = least = 0
+    for nbytes in range(5_000_000, 12_000_000, 50_000):
+        for apart in (False, True):
+            offered = Offered(device=nbytes, host=apart)
+            held, beside = recomputing(offered, room, specs, 5)
+            again = [one.index for one in held if one.recompute]
+            most, least = max(most, len(again)), least + (not again)
+            assert [one.index for one in held] == [one.index for one in specs]
+            if len(again) < len(specs):
+                assert microbatches_in(offered, beside, held) >= 5
+            if again:
+                assert microbatches_in(offered, room, specs) < 5
+                assert beside.device > room.device
+    assert most == len(specs)
+    assert least
 
 
 def test_what_memory_has_room_for(schema: TensorSchema) -> None:

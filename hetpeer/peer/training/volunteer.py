@@ -52,7 +52,7 @@ from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.exchange import StateRoomError, reserve_copies
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
-from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
+from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in, recomputing
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.ipc import block_commands as c
@@ -60,7 +60,7 @@ from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.place_memory import Choice, PlaceDemand, Room, choose, room_text
-from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, shortest
 
 LAST_WORD_S = 1.0
 
@@ -351,7 +351,10 @@ class Volunteer:
                 partial(prepare_block, self._compute, self._files, block, self.offload.kind)
             )
             specs.append(spec)
-        self._specs = specs
+        beside = replace(self.offload.room, device=self.offload.room.device - demand.activations)
+        self._specs, beside = recomputing(self.offer.memory, beside, specs, self._least_in_flight(end))
+        if again := sum(spec.recompute for spec in self._specs) - sum(spec.recompute for spec in specs):
+            _log.info("%d of %d blocks compute their forward twice, to save memory", again, len(specs))
         self._compute.exchange.share.limit = max(self.offer.memory.disk - self.offload.scratch, 0)
         try:
             reserve_copies(self._compute.exchange, self._prepared.values())
@@ -360,16 +363,14 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
-        self._share_memory(
-            specs, replace(self.offload.room, device=self.offload.room.device - demand.activations)
-        )
+        self._share_memory(self._specs, beside)
         posts = WorkerPosts(self._compute, self._store, self._trace)
         self._steps.use(
             HeldPlace(
                 self._node.peer_id,
                 self.member,
                 posts,
-                TensorSchema(specs, self._manifest),
+                TensorSchema(self._specs, self._manifest),
                 self.links,
                 self._window,
                 self._source,
@@ -381,6 +382,11 @@ class Volunteer:
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))
+
+    def _least_in_flight(self, end: int) -> int:
+        """Microbatches under way with which a place up to block `end` holds nobody up (1F1B)."""
+        hops = max(sum(begin >= end for begin, _ in layout) for layout in self._manifest.layouts)
+        return min(shortest(hops), self._manifest.training.microbatches)
 
     def _share_memory(self, specs: Sequence[BlockSpec], room: Room) -> None:
         """Divide what is offered between the worker (`room`, microbatches) and bundles in RAM and on disk."""

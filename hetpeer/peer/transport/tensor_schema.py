@@ -8,6 +8,7 @@ belongs to, and the bytes that it takes there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
@@ -18,6 +19,7 @@ from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.pipeline.place_memory import Offered, Room
+from hetpeer.stages.pipeline.recomputed_blocks import BlockActivations, recomputed_blocks
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 
@@ -27,13 +29,27 @@ BUNDLES = 1 / 8
 """Share of the offered main memory that bundles always get: exceeding it is better than constant writes."""
 
 
+def recomputing(
+    offered: Offered, room: Room, specs: Sequence[BlockSpec], microbatches: int
+) -> tuple[list[BlockSpec], Room]:
+    """The blocks as they are held so that so many microbatches fit beside `room`: the cheapest of them
+    recompute. And `room` with the activations that one of them makes again.
+    """
+    blocks = [BlockActivations.of(spec) for spec in specs]
+    free = offered.device - room.device - microbatches * _crossing(offered, specs)
+    chosen = recomputed_blocks(blocks, free, microbatches)
+    held = [spec.recomputing() if spec.index in chosen else spec for spec in specs]
+    again = max((one.saved for one in blocks if one.block in chosen), default=0)
+    return held, replace(room, device=room.device + again)
+
+
 def microbatches_in(offered: Offered, room: Room, specs: Sequence[BlockSpec]) -> int:
     """Microbatches of consecutive blocks that fit beside `room` between their forward and their backward.
 
     `room`: what the place takes without microbatches. A microbatch takes what autograd keeps, and the bundles
     that enter and leave, forward and backward; a GPU only has a copy of what leaves.
     """
-    each = _activations(specs) + (_leaving(specs) if offered.apart else _bundles(specs))
+    each = _activations(specs) + _crossing(offered, specs)
     return max(offered.device - room.device, 0) // max(each, 1)
 
 
@@ -50,6 +66,11 @@ def bundles_beside(
 
 def _activations(specs: Sequence[BlockSpec]) -> int:
     return sum(spec.activation_bytes for spec in specs)
+
+
+def _crossing(offered: Offered, specs: Sequence[BlockSpec]) -> int:
+    """Bytes that one microbatch's bundles take beside its activations, where these are."""
+    return _leaving(specs) if offered.apart else _bundles(specs)
 
 
 def _bundles(specs: Sequence[BlockSpec]) -> int:
