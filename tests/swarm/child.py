@@ -101,9 +101,10 @@ class Child:
 
     async def blocks(self) -> tuple[int, int]:
         """First and last block of the place that it says it has; it says so at its next look."""
-        await self.says("blocks ")
-        first, last = re.findall(r"blocks (\d)-(\d)", self.said)[0]
-        return int(first), int(last)
+        place = re.compile(r"blocks (\d)-(\d)")
+        found = await until(lambda: place.search(self.said), f"{self.name} says its blocks")
+        assert found is not None
+        return int(found[1]), int(found[2])
 
     def address(self) -> str:
         """Where its p2pd listens."""
