@@ -135,6 +135,8 @@ def view(names: list[str]) -> dict[str, Any]:
                 "settings": {key: {"value": value, "source": name} for key, value in SETTINGS.items()},
                 "month_bytes": 3 * 10**9,
                 "offered": 20 * 2**30,
+                "main_memory": 14 * 2**30,
+                "offload": "optimizer in main memory",
                 "on_gpu": True,
             },
             "gpus": [

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import resource
 from xml.etree import ElementTree as ET
 
@@ -17,6 +18,8 @@ from hetpeer.peer.cli.swarm.device_plans import GridQuestion, SwarmQuestion, pla
 from hetpeer.peer.cli.swarm.plan_command import Cost, plan
 from hetpeer.peer.planning.device_files import read_devices
 from hetpeer.peer.planning.model_workload import PRESETS, USUAL, preset, work_of
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.planning.swarms.plan_inputs import Beside
 from tests.bootstrap.engine import make_run
 from tests.peer.test_cli_main import hetpeer
 
@@ -66,12 +69,66 @@ def test_a_file_of_devices(tmp_path):
     assert other.devices.latency[1, 0] == 0.002
 
 
+GPUS = """
+latency_ms = 5
+[[device]]
+name = "gpu"
+tflops = 10
+memory_gib = 3
+host_gib = 8
+disk_gib = 30
+offload = "host"
+pcie_gb_s = 3
+disk_gb_s = 0.5
+[[device]]
+name = "processor"
+tflops = 1
+memory_gib = 4
+"""
+
+
+def test_a_file_of_devices_with_memory_beside_them(tmp_path, capsys):
+    path = written(tmp_path, GPUS)
+    gpu, processor = read_devices(path).devices.beside
+    gib = 2**30
+    assert gpu == Beside(host=8 * gib, disk=30 * gib, kinds=(Offload.HOST,), pcie=3e9, disk_rate=0.5e9)
+    assert processor == Beside()
+    plan_swarm(asked(path, "gpt2"), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["pipelines"]
+    kinds = {stage["device"]: stage for stage in one["stages"]}
+    assert kinds["gpu"]["offload"] == "host"
+    assert 0 < kinds["gpu"]["host_gib"] <= 8
+    assert found["total_s"] == pytest.approx(found["pipeline_s"] + found["sync_s"] + found["update_s"])
+    assert found["update_s"] > 0
+    plan_swarm(asked(path, "gpt2"), as_json=False)
+    said = capsys.readouterr().out
+    assert "s between GPU, main memory and disk" in said
+    assert "GiB of main memory" in said
+    assert "; offload host" in said
+
+
+def test_the_memory_that_is_missing_is_named(tmp_path):
+    alone, _, _ = GPUS.replace("host_gib = 8", "host_gib = 1").rpartition("[[device]]")
+    small = written(tmp_path, alone)
+    with pytest.raises(LocalError) as refused:
+        plan_swarm(asked(small, "gpt2-xl"), as_json=True)
+    assert "GiB of main memory more" in refused.value.line()
+    missing = re.findall(r"([0-9.]+) GiB of (GPU|main) memory more", refused.value.line())
+    more = {what: float(amount) for amount, what in missing}
+    enough = small.read_text().replace("memory_gib = 3", f"memory_gib = {3 + more.get('GPU', 0) + 0.1}")
+    path = written(tmp_path, enough.replace("host_gib = 1", f"host_gib = {1 + more['main'] + 0.1}"))
+    plan_swarm(asked(path, "gpt2-xl"), as_json=True)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("device = 3", "device"),
         ("[[device]]\nname = 'x'\ntflops = -1\nmemory_gib = 1", "device 0 (x), tflops"),
         ("[[device]]\nname = 'x'\ntflops = 1", "device 0 (x), memory_gib: Field required"),
+        ("[[device]]\nname = 'x'\ntflops = 1\nmemory_gib = 1\noffload = 'ram'", "device 0 (x), offload"),
+        ("[[device]]\nname = 'x'\ntflops = 1\nmemory_gib = 1\nhost_gib = 0", "device 0 (x), host_gib"),
         ("[[device]]\nname = 'x'\ntflops = 1\nmemory_gib = 1\nspeed = 3", "device 0 (x), speed"),
         ("[[device]]\nname = 'x'\ntflops = 1\nmemory_gib = 1\n" * 2, "two devices are called x"),
         ("latency_ms = [[0]]\n" + HOMES.replace("latency_ms = 30", ""), "latency_ms is of 1 devices"),

@@ -13,9 +13,11 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
-from hetpeer.peer.planning.device_files import read_devices
+from hetpeer.peer.planning.device_files import devices_in, read_devices
 from hetpeer.peer.planning.model_workload import USUAL
 from hetpeer.peer.planning.swarm_inventory import Inventory, inventory
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S
 from tests.bootstrap.engine import make_run
 
@@ -55,6 +57,23 @@ def swarm(run: RunDirectory) -> Inventory:
         "QmTheSilentOne": Advert(role="volunteer"),
     }
     return inventory(run.manifest, adverts)
+
+
+def test_main_memory_disk_and_offload_are_those_of_the_adverts(run: RunDirectory) -> None:
+    """An older version says nothing of them: it has one memory and no offload."""
+    gib = 1 << 30
+    told = {"host_bytes": 12 * gib, "disk_bytes": 40 * gib}
+    adverts = {
+        FRONT: volunteer(offload="auto", **told),
+        BACK: volunteer(offload="everything", disk_bytes=gib),
+        NEW: volunteer(),
+    }
+    found = inventory(run.manifest, adverts)
+    devices = devices_in(found.document(), "adverts").devices
+    offered = {peer: devices.offered(number) for number, peer in enumerate(found.peers)}
+    assert offered[FRONT] == Offered(device=gib, host=12 * gib, disk=40 * gib, kinds=tuple(Offload))
+    assert offered[BACK] == Offered(device=gib, disk=gib, kinds=(Offload.NONE,))
+    assert list(offered[NEW].ways()) == [(Offload.NONE, False)]
 
 
 def test_what_was_measured_and_what_is_taken_for_the_rest(run: RunDirectory) -> None:

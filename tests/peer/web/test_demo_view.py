@@ -84,7 +84,9 @@ class Rig:
             tokens_per_second=0.0,
             microbatches=0,
             may=(),
-            limits=PageLimits(settings={}, month_bytes=0, offered=None, on_gpu=False),
+            limits=PageLimits(
+                settings={}, month_bytes=0, offered=None, main_memory=None, offload="", on_gpu=False
+            ),
             gpus=(),
         )
 
