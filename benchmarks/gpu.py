@@ -26,7 +26,7 @@ from torch import nn
 from benchmarks import gpulanes, gpuswarm, overhead, report
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.examples.gpt import GPT
-from hetpeer.peer.daemon.volunteer_life import device_offered, on_gpu
+from hetpeer.peer.daemon.machine_offer import device_offered, on_gpu
 from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.exact_numerics import squared_norm

@@ -37,6 +37,7 @@ from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.stages.block.device import measure_flops
+from hetpeer.stages.pipeline.place_memory import Offered, kinds_of
 from tests.dht.peer_process import ChildPeer
 
 FITTING = {"hetpeer": "0.1.0", "torch": "2.13.0", "hivemind": thresholds.HIVEMIND}
@@ -109,6 +110,24 @@ def test_the_gpu_or_why_there_is_none(gpus: Gpus, torch: str, on_cpu: bool, grad
         assert said in found.why
     else:
         assert said in found
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [
+        (
+            Offered(device=28 * GIB, disk=28 * GIB, kinds=kinds_of("auto")),
+            "28 GiB of disk: for at most 1.25 B parameters (optimizer in memory) or 1.07 B parameters (opt",
+        ),
+        (
+            Offered(device=8 * GIB, host=20 * GIB, disk=0, kinds=kinds_of("host")),
+            "and 20 GiB of main memory, and 0 B of disk: for at most 895 M parameters (optimizer in main",
+        ),
+        (Offered(device=28 * GIB, kinds=kinds_of("host")), "1.07 B parameters (optimizer in memory)"),
+    ],
+)
+def test_what_a_machine_could_hold(offered: Offered, said: str) -> None:
+    assert said in str(thresholds.place(offered))
 
 
 def test_others_reach_us_or_not() -> None:
@@ -252,7 +271,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     assert list(findings) == [
         *("software", "memory", "sharing", "files", "clock", "home", "identity", "daemon", "service"),
         *("settings", "port", "idle", "battery"),
-        *("network", "peers", "device"),
+        *("network", "peers", "device", "place"),
     ]  # fmt: skip
     for check in ("software", "sharing", "identity", "daemon", "network"):
         assert (findings[check]["grade"], findings[check]["code"]) == ("ok", None), findings[check]

@@ -70,6 +70,7 @@ VOLUNTEER = VolunteerMetricFigures(
     sent_bytes=1000,
     trips=(0.01, 0.02, 0.3),
     memory_limit=1 << 30,
+    main_memory_limit=1 << 31,
     credit=1536,
 )
 LIMITS = LimitFigures(

@@ -70,6 +70,29 @@ def test_slow_lines_that_may_compress_are_hidden_behind_computing(tmp_path: Path
     assert steps[1] < 0.3 * steps[0]
 
 
+def test_gradients_and_weights_on_the_way_between_gpu_and_main_memory_take_their_time(
+    tmp_path: Path,
+) -> None:
+    """As the planner predicts: a gradient after each microbatch, the new weights after each update."""
+    path = tmp_path / "offload.toml"
+    beside = 'host_gib = 8\noffload = "host"\npcie_gb_s = '
+    steps = []
+    for rate in (1e6, 0.2):
+        path.write_text(EQUAL + DEVICES.replace("memory_gib = 8\n", f"memory_gib = 4\n{beside}{rate}\n"))
+        outcome = play(read_scenario(path))
+        steps.append(outcome.median_s)
+        assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.35
+    assert steps[1] > 1.5 * steps[0]
+
+
+@pytest.mark.parametrize("more", ['dtype = "bf16"\n', "recompute = true\n"])
+def test_how_a_run_is_trained_is_said_by_its_manifest_alone(tmp_path: Path, more: str) -> None:
+    with pytest.raises(LocalError, match="is not a scenario") as caught:
+        read_scenario(scenario(tmp_path, run_of(tmp_path), more))
+    assert "the manifest of a run says them" in caught.value.why
+    assert read_scenario(scenario(tmp_path, HEAD, more)).work.microbatches == 16
+
+
 def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: Path) -> None:
     still = played(tmp_path, EQUAL)
     slow = played(tmp_path, EQUAL, "[stragglers]\nchance = 1.0\nsleep_s = 60.0\n")

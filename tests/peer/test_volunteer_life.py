@@ -14,17 +14,21 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.owned_daemon import Notifier
 from hetpeer.peer.daemon import volunteer_life
+from hetpeer.peer.daemon.machine_offer import (
+    OwnersLimits,
+    computes_on,
+    device_offered,
+    host_offered,
+    uplink_offered,
+)
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import (
     _called_off,
-    computes_on,
-    device_offered,
     doing,
-    host_offered,
     rejection,
-    uplink_offered,
 )
 from hetpeer.peer.limits.governor import Reason
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
 from hetpeer.stages.pipeline.place_memory import Offered
 
@@ -213,6 +217,24 @@ def test_a_gpu_without_memory_offers_next_to_none() -> None:
 def test_beside_a_gpu_main_memory_is_offered_but_for_the_share_of_bundles() -> None:
     assert host_offered(8 * GIB) == 7 * GIB
     assert host_offered(0) == 1, "0 would be: the device computes in main memory"
+
+
+@pytest.mark.parametrize(
+    ("info", "offered"),
+    [
+        (worker("cpu", 1.0, 2.0), Offered(device=4 * GIB, disk=GIB, kinds=(Offload.DISK,))),
+        (
+            worker("cuda:0", 9.0, 10.0),
+            Offered(device=int(4.5 * GIB), host=int(3.5 * GIB), disk=GIB, kinds=(Offload.DISK,)),
+        ),
+    ],
+)
+def test_device_main_memory_and_disk_are_offered_within_the_owners_limits(
+    info: WorkerInfo, offered: Offered
+) -> None:
+    limits = OwnersLimits(ram="4GiB", gpu_memory="50%", disk="1GiB", offload="disk")
+    assert limits.ram_bytes() == 4 * GIB
+    assert limits.offered(info, limits.ram_bytes(), GIB) == offered
 
 
 @pytest.mark.parametrize(

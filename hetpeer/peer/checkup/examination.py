@@ -29,6 +29,7 @@ from hetpeer.peer.limits.amounts import flops_text
 from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 
 async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding]:
@@ -62,7 +63,13 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
     else:
         async for finding in meet(goal, owner.value("network.host"), owner.port):
             yield finding
-    yield await judged("device", worker())
+    try:
+        info, speed = await worker()
+    except HetpeerError as error:
+        yield Finding(check="device", grade=Grade.FAIL, error=error)
+        return
+    yield await judged("device", device(info, speed))
+    yield await judged("place", _at_once(lambda: local_checks.place(owner, home, info)))
 
 
 async def _at_once(look: Callable[[], Verdict]) -> Verdict:
@@ -78,18 +85,22 @@ async def network_process() -> Verdict:
     return f"the network process (p2pd) starts in {time.monotonic() - begin:.1f} s"
 
 
-async def worker() -> Verdict:
-    """Whether the compute worker starts and computes, on which device and how fast, as in `hetpeer join`.
+async def worker() -> tuple[WorkerInfo, float]:
+    """What the compute worker says of itself after a warm-up as in `hetpeer join`, and its FLOP/s.
 
     Raises `LocalError` HP-GPU-001, HP-GPU-002, HP-GPU-003, and what the worker says of its device.
     """
-    gpus = await asyncio.to_thread(nvml.gpus)
     compute = await Compute.start(ComputeConfig(), WORKER)
     try:
         speed = (await compute.submit(c.WarmUp())).flops_per_second
-        info = await compute.submit(c.Info())
+        return await compute.submit(c.Info()), speed
     finally:
         await compute.close()
+
+
+async def device(info: WorkerInfo, speed: float) -> Verdict:
+    """On which device the worker computes and how fast, or why it is no GPU."""
+    gpus = await asyncio.to_thread(nvml.gpus)
     return thresholds.device(
         info.device_name,
         on_cpu=info.device == "cpu",

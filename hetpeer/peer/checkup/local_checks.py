@@ -26,6 +26,7 @@ from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
 from hetpeer.peer.daemon import systemd_units
+from hetpeer.peer.daemon.machine_offer import OwnersLimits
 from hetpeer.peer.limits.config_file import effective
 from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.sensors import idle_told, on_battery
@@ -34,6 +35,7 @@ from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import open_many
 from hetpeer.stages.block import device
 from hetpeer.stages.ipc.arena import no_shared_memory
+from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 PACKAGES = ("hetpeer", "torch", "hivemind")
 PROBE_BYTES = 1 << 20
@@ -175,6 +177,13 @@ def settings(owner: Owner) -> Verdict:
     if owner.wrong is not None:
         raise owner.wrong
     return thresholds.settings(owner.settings, running=owner.standing is not None)
+
+
+def place(owner: Owner, home: Path, info: WorkerInfo) -> Verdict:
+    """What a place may take here with a worker like `info`, and how large a place may be."""
+    limits = OwnersLimits.by(owner.value)
+    ram, disk = limits.ram_bytes(), limits.disk_bytes(nearest(home))
+    return thresholds.place(limits.offered(info, ram, disk))
 
 
 def port(owner: Owner) -> Verdict:

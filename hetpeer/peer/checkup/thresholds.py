@@ -7,14 +7,18 @@ The bounds come from measured volunteers: daemon, worker and p2pd take 0.8 GiB w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, RemoteError
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.control.control_messages import SettingInForce
-from hetpeer.peer.limits.amounts import bytes_text
+from hetpeer.peer.limits.amounts import bytes_text, count_text
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
 from hetpeer.peer.limits.settings import DEFAULT
+from hetpeer.peer.training.volunteer_figures import memory_text, offload_text
+from hetpeer.stages.block.offload import Offload
+from hetpeer.stages.pipeline.place_memory import Offered, Upkeep, capacity
 
 Verdict = str | HetpeerError
 """A text if all is well, or an error as a warning; a failure is raised."""
@@ -187,6 +191,17 @@ def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Ve
     if not on_cpu:
         return f"{name}, {speed} in float32, driver {gpus.driver or 'unknown'}"
     return gpus.unused(torch) or f"no NVIDIA GPU; a processor core computes {speed} in float32"
+
+
+def place(offered: Offered) -> Verdict:
+    """What is offered to a place, and the most parameters of one, by where the optimizer is (AdamW)."""
+    kinds = [kind for kind in offered.kinds if offered.apart or kind is not Offload.HOST] or [Offload.NONE]
+    most = {kind: capacity(replace(offered, kinds=(kind,)), Upkeep()) for kind in kinds}
+    sizes = " or ".join(
+        f"{count_text(count)} parameters ({offload_text(kind, apart=offered.apart)})"
+        for kind, count in most.items()
+    )
+    return f"offers {memory_text(offered)}, and {bytes_text(offered.disk)} of disk: for at most {sizes}"
 
 
 def _unfit(what: str, why: str, fix: str) -> LocalError:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,9 +22,10 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
+from hetpeer.peer.daemon.machine_offer import OwnersLimits, computes_on, uplink_offered
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
-from hetpeer.peer.limits.amounts import bytes_text, rate, share, share_or_bytes
+from hetpeer.peer.limits.amounts import rate, share
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
@@ -40,12 +39,8 @@ from hetpeer.peer.training.self_advert import (
 )
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.training.volunteer_figures import Offer, memory_text
-from hetpeer.peer.transport.tensor_schema import BUNDLES
-from hetpeer.stages.block import device
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
-from hetpeer.stages.ipc.worker_messages import WorkerInfo
-from hetpeer.stages.pipeline.place_memory import Offered, kinds_of
 
 FAREWELL_S = 3.0
 HAND_OVER_S = 6.0
@@ -99,8 +94,8 @@ async def start_compute(
 ) -> tuple[Compute, Offer, str]:
     """Start a compute worker; returns it, the offer and the device's name. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
-    ram = _offered(share_or_bytes(settings.limits.ram), device.survey().ram_free_bytes)
-    disk = _offered(share_or_bytes(settings.limits.disk), shutil.disk_usage(home.path).free)
+    limits = OwnersLimits.of(settings)
+    ram, disk = limits.ram_bytes(), limits.disk_bytes(home.path)
     compute = await life.enter_async_context(_running_compute(settings, ram, home.path, disk))
     try:
         speed = (await compute.submit(c.WarmUp())).flops_per_second
@@ -109,12 +104,7 @@ async def start_compute(
         compute.suspend()
         raise
     governing.computes_on(settings.compute.device, info.device_uuid)
-    memory = Offered(
-        device=device_offered(info, share(settings.limits.gpu_memory)) if on_gpu(info) else ram,
-        host=host_offered(ram) if on_gpu(info) else 0,
-        disk=disk,
-        kinds=kinds_of(settings.compute.offload),
-    )
+    memory = limits.offered(info, ram, disk)
     say(computes_on(info, memory))
     offer = Offer(
         memory=memory,
@@ -340,46 +330,3 @@ def rejection(stop: Stop) -> LocalError:
                 fix="ask the run's author",
                 exit_code=ExitCode.RUN_CLOSED,
             )
-
-
-RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
-"""Share and least bytes of GPU memory that are not offered: for kernels, scratch space and fragmentation."""
-
-
-def _offered(limit: float, free: int) -> int:
-    """Bytes; `limit` is a number of them, or up to 1 a share of those that are `free`."""
-    return int(limit) if limit > 1 else int(free * limit)
-
-
-def device_offered(info: WorkerInfo, gpu_memory: float) -> int:
-    """Bytes of a GPU that a place may take: the free part of the share `gpu_memory`. Pure."""
-    total, held = info.device_total_bytes, info.device_bytes
-    free = min(
-        info.device_free_bytes + held, int(total * gpu_memory)
-    )  # what torch holds after a warm-up is used again
-    reserved = max(LEAST_RESERVED_BYTES, int(total * RESERVED))
-    return max(free - reserved, 1)  # 0 would be: not known
-
-
-def host_offered(ram: int) -> int:
-    """Bytes of main memory that a place may take beside a GPU: bundles have a share of `ram`. Pure."""
-    return max(ram - int(ram * BUNDLES), 1)  # 0 would be: the device computes in main memory
-
-
-def uplink_offered(measured: float, limit: float) -> float:
-    """Bytes/s: what was `measured` (0: nothing was), and no more than `limit`; 0: neither is known. Pure."""
-    known = min(measured or math.inf, limit)
-    return known if known < math.inf else 0.0
-
-
-def on_gpu(info: WorkerInfo) -> bool:
-    """Whether the worker computes on one."""
-    return info.device != "cpu"
-
-
-def computes_on(info: WorkerInfo, offered: Offered) -> str:
-    """Line for the owner: device and offered memory. Pure."""
-    cores = "1 processor core" if info.threads == 1 else f"{info.threads} processor cores"
-    free = bytes_text(info.device_free_bytes + info.device_bytes)
-    there = f"{info.device_name}, {free} free" if on_gpu(info) else cores
-    return f"computes on {there}; offers {memory_text(offered)}"

@@ -122,7 +122,7 @@ def preset(gpt: Gpt, microbatches: int, choices: PresetChoices = USUAL) -> StepD
 def too_small(named: NamedDevices, work: StepDemand, model: str) -> LocalError:
     """HP-PLAN-005, with what would be enough."""
     device, missing = lacking(named.devices, work)
-    beside = sum(one.host for one in named.devices.beside)
+    offered = named.devices.memory.sum() + sum(one.host for one in named.devices.beside)
     apart = named.devices.offered(device).apart
     names = (" of GPU memory", " of main memory", " of disk") if apart else ("", "", " of disk")
     more = [
@@ -133,8 +133,7 @@ def too_small(named: NamedDevices, work: StepDemand, model: str) -> LocalError:
     return LocalError(
         "HP-PLAN-005",
         f"{model} does not fit into the memory of these {len(named.names)} devices",
-        why=f"their {(named.devices.memory.sum() + beside) / GIB:.1f} GiB are not enough, or are spread over too "
-        "small devices",
+        why=f"their {offered / GIB:.1f} GiB are not enough, or are spread over too small devices",
         fix=f"it needs {' and '.join(more)} on {named.names[device]}, or more devices",
         exit_code=ExitCode.TOO_SMALL,
     )

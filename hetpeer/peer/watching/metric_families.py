@@ -114,6 +114,7 @@ class VolunteerMetricFigures:
     trips: tuple[float, ...]
     """Round trips in seconds, to each peer for which one is known."""
     memory_limit: int
+    main_memory_limit: int
     credit: int | None = None
     """Credit as a reliable peer said last."""
 
@@ -243,7 +244,8 @@ def volunteer_metrics(seen: VolunteerMetricFigures) -> Iterator[Metric]:
     yield _counter("bundle_raw_bytes", "The same as they lie in memory", seen.raw_bytes)
     trips = {"median": median(seen.trips), "slowest": max(seen.trips)} if seen.trips else {}
     yield _gauges("peer_rtt_seconds", "There and back, over its links", ("link",), trips)
-    yield _gauge("memory_limit_bytes", "Memory that it offers", seen.memory_limit)
+    yield _gauge("memory_limit_bytes", "Memory that it offers, of its GPU if it has one", seen.memory_limit)
+    yield _gauge("main_memory_limit_bytes", "Main memory that it offers beside a GPU", seen.main_memory_limit)
     yield _gauge("credit", "Its tokens, or samples, times blocks in the result", seen.credit)
 
 

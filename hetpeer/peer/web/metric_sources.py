@@ -159,6 +159,7 @@ def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFi
         sent_bytes=links.sent_bytes,
         trips=tuple(link.trip_s for link in links.links.values() if link.trip_s),
         memory_limit=volunteer.offer.memory.device,
+        main_memory_limit=volunteer.offer.memory.host,
         credit=credit,
     )
 
