@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,17 @@ from benchmarks import report
 from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.examples.gpt import GPT
-from hetpeer.stages.block.block_state import BlockState, dump, layout_of
+from hetpeer.stages.block.block_state import BlockState, layout_of
 from hetpeer.stages.block.device import pick
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.block.parameter_groups import MakeRules
+from hetpeer.stages.block.state_file import file_bytes, write_state
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Arena, Extent
+from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
 from hetpeer.stages.ipc.worker_messages import Command, CommandFailed
 from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.tracing.assemble import ComputeMode
@@ -45,6 +48,7 @@ from hetpeer.stages.worker.holding.held_block import HeldBlock
 from hetpeer.stages.worker.holding.scratch_file import ScratchFile
 from hetpeer.stages.worker.holding.stored_vector import InMemory
 from hetpeer.stages.worker.memory_footprint import LiveBytes
+from hetpeer.stages.worker.state_files import StateFiles
 from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
 UPDATE = {"name": "AdamW", "learning_rate": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -78,7 +82,9 @@ class Trainer:
         self._arena = Arena(16 * stage.parameters + (1 << 30))
         staging = Staging(self._arena.memory, Copier.of(stage.device))
         own = None if offload is Offload.NONE else True
-        self.engine = Engine(stage.device, staging, MakeRules(rule_of, outer_of), scratch, own_memory=own)
+        self._exchange = NamelessFile(Path(tempfile.gettempdir()), DiskShare(1 << 40))
+        files, make = StateFiles(self._exchange.file), MakeRules(rule_of, outer_of)
+        self.engine = Engine(stage.device, staging, files, make, scratch, own_memory=own)
         self._step = 0
         generator = np.random.default_rng(seed)
         for spec in stage.blocks:
@@ -96,11 +102,11 @@ class Trainer:
             )
         )
         vector = 0.02 * generator.standard_normal(spec.vector_count, dtype=np.float32)
-        data = dump(BlockState(version=0, parameters=vector), spec.index, layout_of(spec))
-        extent = self._put(np.frombuffer(data, np.uint8))
-        self._ask(c.LoadState(block=spec.index, state=extent))
-        self._arena.release(extent)
-        self._arena.trim()
+        layout, state = layout_of(spec), BlockState(version=0, parameters=vector)
+        place = self._exchange.take(file_bytes(layout, 1))
+        nbytes = write_state(self._exchange.part(place), state, spec.index, layout)
+        self._ask(c.LoadState(block=spec.index, state=Extent(place.offset, nbytes)))
+        self._exchange.give(place)
 
     def _ask(self, command: Command[Any]) -> Any:
         result = self.engine.execute(command)

@@ -34,6 +34,7 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.audit.replay_script import ids_in_turn, reversed_order
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient, weighted_mean
 from hetpeer.bootstrap.log.evidence import FoldingOrder
+from hetpeer.bootstrap.run.durable_files import GrowingFile
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.errors import ProtocolError
@@ -43,7 +44,7 @@ from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
 from hetpeer.stages.block.rounding import ROOM, UNIT
-from hetpeer.stages.block.state_file import dump, load_constants
+from hetpeer.stages.block.state_file import load_constants, write_state
 from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
@@ -81,7 +82,7 @@ class OneMachine:
             HeldBlock(
                 spec,
                 {name: constants[name] for name in spec.buffer_specs},
-                store.load_state(base, spec.index),
+                store.state(base, spec.index),
                 BlockRules(
                     segments=segments(spec, self._training.update, groups, rule_of),
                     keeps=run.manifest.optimizer_state,
@@ -163,8 +164,9 @@ class OneMachine:
         """Write the present states as `block-N.safetensors` into the new `folder`."""
         folder.mkdir()
         for held in self._blocks:
-            data = dump(held, held.spec.index, layout_of(held.spec))
-            (folder / f"block-{held.spec.index}.safetensors").write_bytes(data)
+            with GrowingFile(path := folder / f"block-{held.spec.index}.safetensors") as file:
+                write_state(file, held, held.spec.index, layout_of(held.spec))
+                file.keep(path)
 
     def _forward(self, step: int, work: Mapping[str, Any], microbatch: int) -> tuple[list[BlockPass], Pass]:
         early = self._training.head_start if work["behind"] else None

@@ -17,6 +17,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import backpropagate
+from hetpeer.stages.block.block_state import pieces_of
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.operators.random_draws import Draw
 from hetpeer.stages.worker.holding.weights import WeightLayout, Weights
@@ -104,9 +105,10 @@ class MicrobatchTrial:
 
     def _block(self, index: int) -> Weights:
         """The block at work. Raises `LocalError` if its files are damaged."""
-        state = self._store.load_state(self._record, index)
+        state = self._store.state(self._record, index)
         reference = self._run.manifest.blocks[index].buffers
         buffers = {} if reference is None else load_file(self._run.path / "state" / reference.name)
         weights = Weights.first(WeightLayout(self._specs[index]), buffers, CPU)
-        weights.put(0, torch.from_numpy(state.parameters), Copier())
+        for begin, piece in pieces_of(state.numbers()[""]):
+            weights.put(begin, torch.from_numpy(piece), Copier())
         return weights

@@ -85,6 +85,10 @@ class CheckpointStore:
         """State file of one block. Raises `LocalError` HP-CKPT-001 unless it is the sealed state."""
         return self._open(record, block)[0]
 
+    def state(self, record: Record, block: int) -> StateFile:
+        """State of one block, to be read in its file. Raises as `open`."""
+        return self._open(record, block)[1]
+
     def load_state(self, record: Record, block: int) -> BlockState:
         """State of one block, in memory. Raises as `open`."""
         _, file = self._open(record, block)
