@@ -56,7 +56,7 @@ def keep_one() -> None:
         compute._spawn = start_anew
         with ours:
             line = "\n".join(options.arguments()).encode()
-            socket.send_fds(ours, [line], [options.socket, options.arena, options.exchange])
+            socket.send_fds(ours, [line], [options.socket, options.arena, options.exchange, options.scratch])
         return Forked(pid)
 
     compute._spawn = take
@@ -68,13 +68,15 @@ def _become_worker(asked: socket.socket) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with asked:
-            line, descriptors, _, _ = socket.recv_fds(asked, 1 << 12, 3)
+            line, descriptors, _, _ = socket.recv_fds(asked, 1 << 12, 4)
         if line:
             _libc.prctl(_PR_SET_NAME, NAME.encode())
             os.dup2(compute.STDERR, _STDOUT)
             given = WorkerOptions.parse(line.decode().split("\n"))
-            connection, arena, exchange = descriptors
-            given = dataclasses.replace(given, socket=connection, arena=arena, exchange=exchange)
+            connection, arena, exchange, scratch = descriptors
+            given = dataclasses.replace(
+                given, socket=connection, arena=arena, exchange=exchange, scratch=scratch
+            )
             status = worker_main.main(given.arguments())
     finally:
         os._exit(status)

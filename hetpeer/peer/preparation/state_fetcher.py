@@ -41,8 +41,8 @@ from hetpeer.stages.ipc.worker_messages import BlockPrepared, CommandFailedError
 
 RETRY_S = 0.3
 PREPARE_RETRY_S = 2.0
-HOPELESS = ("HP-GPU-001", "HP-MEM-")
-"""Codes of what no other copy of a state mends: there is no worker, or no memory for it."""
+HOPELESS = ("HP-GPU-001", "HP-MEM-", "HP-DISK-007", "HP-DISK-008")
+"""Codes of what no other copy of a state mends: there is no worker, or no memory or disk for it."""
 ASKED_FIRST = 2
 """Volunteers that are asked for a shard before a reliable peer is, to share the work of serving data."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.file_pieces import FilePart, OpenFile, shrink
 from hetpeer.stages.ipc.arena import FreeList
@@ -65,6 +66,7 @@ def read(part: FilePart, begin: int, into: memoryview) -> None:
 
 def write(part: FilePart, begin: int, data: memoryview) -> None:
     """Write `data` from byte `begin` of `part` on. Raises `LocalError` HP-DISK-008."""
+    failpoints.reached("worker_scratch_write")
     try:
         part.write(begin, data)
     except OSError as error:
