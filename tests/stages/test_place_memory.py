@@ -28,8 +28,20 @@ upkeeps = st.builds(Upkeep, kept=st.integers(0, 12), behind=st.integers(0, 3), i
 amounts = st.integers(0, 1 << 12)
 numbers = st.integers(0, 1 << 8)
 demands = st.builds(
-    PlaceDemand, numbers=numbers, halved=numbers, constants=amounts, activations=amounts, upkeep=upkeeps
-).map(lambda demand: replace(demand, halved=min(demand.halved, demand.numbers)))
+    PlaceDemand,
+    numbers=numbers,
+    halved=numbers,
+    constants=amounts,
+    activations=amounts,
+    recomputable=amounts,
+    upkeep=upkeeps,
+).map(
+    lambda demand: replace(
+        demand,
+        halved=min(demand.halved, demand.numbers),
+        recomputable=min(demand.recomputable, demand.activations),
+    )
+)
 offers = st.builds(
     Offered,
     device=amounts,
@@ -163,6 +175,22 @@ def test_the_first_kind_that_fits(device, host, disk, kind) -> None:
 )
 def test_what_is_missing_is_said_of_the_memory_that_lacks_it(offered, missing) -> None:
     assert choose(PlaceDemand(numbers=1), offered).missing == missing
+
+
+def test_activations_are_recomputed_where_no_kind_of_offload_is_enough() -> None:
+    """300 parameters: 8,400 bytes in one memory, and 1,000 bytes of activations, or 300."""
+    demand = PlaceDemand(numbers=300, activations=1000, recomputable=700)
+    for device, activations, fits in (
+        (9400, 1000, True),
+        (9399, 300, True),
+        (8700, 300, True),
+        (8699, 300, False),
+    ):
+        choice = choose(demand, Offered(device=device))
+        assert (choice.fits, choice.activations) == (fits, activations)
+    offload = Offered(device=3400, host=6000, disk=100_000, kinds=(NONE, HOST))
+    assert (choose(demand, offload).kind, choose(demand, offload).activations) == (HOST, 1000)
+    assert choose(replace(demand, recomputable=0), Offered(device=8700)).missing == Room(device=700)
 
 
 def test_what_a_peer_says_that_nobody_knows_allows_no_offload() -> None:

@@ -210,6 +210,8 @@ class Place(Schema):
     halved: Count = 0
     constant_bytes: Count = 0
     activation_bytes: Count = 0
+    recomputable_bytes: Count = 0
+    """Of the activations; 0 also if the coordinator does not know."""
     flops: float
     holders: Count
     """Volunteers that hold or prepare the block of the place that has the fewest holders."""
@@ -230,6 +232,7 @@ class Place(Schema):
             numbers=self.numbers,
             constants=self.constant_bytes,
             activations=self.activation_bytes,
+            recomputable=min(self.recomputable_bytes, self.activation_bytes),
             halved=min(self.halved, self.numbers),
             upkeep=Upkeep(kept=self.kept, behind=self.behind, in_state=self.in_state),
         )
@@ -246,6 +249,7 @@ def demand_fields(demand: PlaceDemand) -> dict[str, int]:
         "halved": demand.halved,
         "constant_bytes": demand.constants,
         "activation_bytes": demand.activations,
+        "recomputable_bytes": demand.recomputable,
     }
 
 

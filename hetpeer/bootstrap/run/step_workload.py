@@ -42,11 +42,15 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
 
 def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
     """What `block` takes at a holder, with the activations that a place is offered with."""
+    # A block that recomputes keeps what enters it, which is what left the one before. Of the microbatch at
+    # work it has everything.
+    entering = manifest.blocks[block.index - 1].output_bytes if block.index else block.activation_bytes
     return PlaceDemand(
         numbers=block.vector_count,
         halved=_halved(manifest, block),
         constants=constant_bytes(block),
         activations=IN_FLIGHT * block.activation_bytes,
+        recomputable=(IN_FLIGHT - 1) * max(block.activation_bytes - entering, 0),
         upkeep=manifest.upkeep,
     )
 

@@ -351,7 +351,7 @@ class Volunteer:
                 partial(prepare_block, self._compute, self._files, block, self.offload.kind)
             )
             specs.append(spec)
-        beside = replace(self.offload.room, device=self.offload.room.device - demand.activations)
+        beside = replace(self.offload.room, device=self.offload.room.device - self.offload.activations)
         self._specs, beside = recomputing(self.offer.memory, beside, specs, self._least_in_flight(end))
         if again := sum(spec.recompute for spec in self._specs) - sum(spec.recompute for spec in specs):
             _log.info("%d of %d blocks compute their forward twice, to save memory", again, len(specs))

@@ -12,8 +12,9 @@ A volunteer that computes on the processor has one memory. It counts as the devi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hetpeer.stages.block.offload import Offload
@@ -158,6 +159,8 @@ class PlaceDemand:
     """Bytes, always on the device."""
     activations: int = 0
     """Bytes of the microbatches under way, on the device."""
+    recomputable: int = 0
+    """Of these so many need not be kept (pipeline/recomputed_blocks.py)."""
     upkeep: Upkeep = Upkeep()
 
     def room(self, kind: Offload, *, apart: bool, spills: bool = True) -> Room:
@@ -180,6 +183,7 @@ class PlaceDemand:
             halved=sum(demand.halved for demand in demands),
             constants=sum(demand.constants for demand in demands),
             activations=sum(demand.activations for demand in demands),
+            recomputable=sum(demand.recomputable for demand in demands),
             upkeep=demands[0].upkeep if demands else Upkeep(),
         )
 
@@ -193,6 +197,8 @@ class Choice:
     missing: Room = Room()
     scratch: int = 0
     """Bytes of the room on the disk that are the scratch file's; the others are for copies of states."""
+    activations: int = 0
+    """Bytes of the room on the device that are for microbatches."""
 
     @property
     def fits(self) -> bool:
@@ -203,16 +209,26 @@ class Choice:
 def choose(demand: PlaceDemand, offered: Offered) -> Choice:
     """The first allowed kind with which a place fits; if none does, the one that lacks the fewest bytes.
 
-    Both sides decide with this: the coordinator that offers places, and the volunteer that claims one.
+    Offload hides behind computation and recomputing does not, so that is tried last. Both sides decide with
+    this: the coordinator that offers places, and the volunteer that claims one.
     """
     found = []
-    for kind, spills in offered.ways():
-        room = demand.room(kind, apart=offered.apart, spills=spills)
+    least = replace(demand, activations=demand.activations - demand.recomputable, recomputable=0)
+    demands = (demand, least) if demand.recomputable else (demand,)
+    for one, (kind, spills) in itertools.product(demands, tuple(offered.ways())):
+        room = one.room(kind, apart=offered.apart, spills=spills)
         copies = NUMBER * demand.upkeep.in_state * demand.numbers
         scratch = max(room.disk - copies, 0)
-        found.append(Choice(kind=kind, room=room, missing=room.beyond(offered), scratch=scratch))
-        if found[-1].fits:
-            return found[-1]
+        choice = Choice(
+            kind=kind,
+            room=room,
+            missing=room.beyond(offered),
+            scratch=scratch,
+            activations=one.activations,
+        )
+        found.append(choice)
+        if choice.fits:
+            return choice
     return min(found, key=lambda choice: choice.missing.total)
 
 
