@@ -125,7 +125,9 @@ def init(
     recompute: Annotated[
         bool,
         typer.Option(
-            "--recompute", help="Save memory: run the forward pass twice instead of keeping activations."
+            "--recompute",
+            help="Save memory: run the forward pass twice instead of keeping activations, in all blocks "
+            "and at all volunteers (default: only where memory is short).",
         ),
     ] = False,
     staleness: Annotated[
