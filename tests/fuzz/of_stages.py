@@ -16,8 +16,10 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.base.file_pieces import InMemory, read
 from hetpeer.stages.block import block_state, state_file
 from hetpeer.stages.block.fingerprint import KEY_BYTES, NBYTES
+from hetpeer.stages.block.tensor_file import read_constants
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.data.shards import ArraySpec, ShardFile
 from hetpeer.stages.data.token_shards import sample_of
@@ -119,7 +121,8 @@ CONSTANTS = {
 
 
 def constants(data: bytes) -> dict[str, bytes]:
-    return state_file.load_constants(data, CONSTANTS)
+    stored = read_constants(InMemory(data), CONSTANTS)
+    return {name: bytes(read(tensor, 0, tensor.nbytes)) for name, tensor in stored.items()}
 
 
 def are_constants(found: dict[str, bytes]) -> None:

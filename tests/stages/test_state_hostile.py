@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.file_pieces import InMemory, read
 from hetpeer.stages.block import state_file
+from hetpeer.stages.block.tensor_file import read_constants
 from hetpeer.stages.graph.block_spec import SAFETENSORS, TensorSpec
 from tests.amounts import examples
 
@@ -27,6 +29,11 @@ GOOD = save(
 LENGTH = int.from_bytes(GOOD[:8], "little")
 HEADER, BODY = json.loads(GOOD[8 : 8 + LENGTH]), GOOD[8 + LENGTH :]
 SPECS = {name: TensorSpec(shape=shape, dtype="float32") for name, shape in LAYOUT}
+
+
+def load_constants(data, specs):
+    stored = read_constants(InMemory(data), specs)
+    return {name: bytes(read(tensor, 0, tensor.nbytes)) for name, tensor in stored.items()}
 
 
 def file_of(header, body: bytes = BODY) -> bytes:
@@ -100,7 +107,7 @@ LIES = {
 def test_lies_of_the_header(lie):
     for load in (
         lambda data: state_file.load(data, 2, LAYOUT, KEPT),
-        lambda data: state_file.load_constants(data, SPECS),
+        lambda data: load_constants(data, SPECS),
     ):
         with pytest.raises(ProtocolError):
             load(LIES[lie])
@@ -116,9 +123,9 @@ def test_lies_about_the_block(metadata):
 
 def test_what_is_not_a_lie():
     assert state_file.load(GOOD, 2, LAYOUT, KEPT).version == 7
-    constants = state_file.load_constants(GOOD, {name: SPECS[name] for name in ("w", "s")})
+    constants = load_constants(GOOD, {name: SPECS[name] for name in ("w", "s")})
     assert constants == {"w": np.ones(12, np.float32).tobytes(), "s": np.ones(1, np.float32).tobytes()}
-    assert state_file.load_constants(GOOD, {}) == {}
+    assert load_constants(GOOD, {}) == {}
 
 
 def test_constants_of_every_dtype():
@@ -127,7 +134,7 @@ def test_constants_of_every_dtype():
 
     tensors = {dtype: torch.zeros(3, dtype=getattr(torch, dtype)) for dtype in SAFETENSORS}
     specs = {dtype: TensorSpec(shape=(3,), dtype=dtype) for dtype in tensors}
-    loaded = state_file.load_constants(save_torch(tensors), specs)
+    loaded = load_constants(save_torch(tensors), specs)
     assert {name: len(raw) for name, raw in loaded.items()} == {
         name: spec.nbytes for name, spec in specs.items()
     }
@@ -152,7 +159,7 @@ def test_any_value_anywhere_in_the_header(data):
     before, began = status_kib("VmRSS"), time.process_time()
     for load in (
         lambda data: state_file.load(data, 2, LAYOUT, KEPT),
-        lambda data: state_file.load_constants(data, SPECS),
+        lambda data: load_constants(data, SPECS),
     ):
         with contextlib.suppress(ProtocolError):
             load(file_of(header))

@@ -38,13 +38,15 @@ from hetpeer.bootstrap.run.durable_files import GrowingFile
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.file_pieces import FilePart, read
 from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.block.block_state import layout_of
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
 from hetpeer.stages.block.rounding import ROOM, UNIT
-from hetpeer.stages.block.state_file import load_constants, write_state
+from hetpeer.stages.block.state_file import write_state
+from hetpeer.stages.block.tensor_file import StoredTensor, read_constants
 from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
@@ -281,14 +283,15 @@ def _constants(run: RunDirectory, blocks: Sequence[BlockSpec]) -> dict[str, Tens
     for block, entry in zip(blocks, run.manifest.blocks, strict=True):
         specs, path = block.buffer_specs, run.buffers_path(entry)
         if path is not None:
-            raw = load_constants(path.read_bytes(), specs)
-            found |= {name: _tensor(raw[name], spec) for name, spec in specs.items()}
+            stored = read_constants(FilePart.whole(path), specs)
+            found |= {name: _tensor(stored[name], spec) for name, spec in specs.items()}
     return found
 
 
-def _tensor(raw: bytes, spec: TensorSpec) -> Tensor:
+def _tensor(stored: StoredTensor, spec: TensorSpec) -> Tensor:
     dtype = SYMBOLS["dtype"][spec.dtype]
-    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    raw = read(stored, 0, stored.nbytes)
+    flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
     return flat.view(spec.sizes)
 
 

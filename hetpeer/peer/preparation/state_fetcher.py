@@ -23,7 +23,8 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
 from hetpeer.bootstrap.storage.file_service import fetch_file, fetch_into, state_name
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError, short_id
-from hetpeer.dht.base.runtime import going_on
+from hetpeer.dht.base.file_pieces import FilePart
+from hetpeer.dht.base.runtime import going_on, to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.find_run import amended
 from hetpeer.peer.preparation.disk_room import Room
@@ -31,7 +32,8 @@ from hetpeer.peer.transport.exchange import PassingState, StateRoomError
 from hetpeer.stages.block.block_state import layout_of
 from hetpeer.stages.block.device import efficiency
 from hetpeer.stages.block.offload import Offload
-from hetpeer.stages.block.state_file import file_bytes, load_constants
+from hetpeer.stages.block.state_file import file_bytes
+from hetpeer.stages.block.tensor_file import StoredTensor, read_constants
 from hetpeer.stages.graph.block_spec import BlockSpec, times_forward
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
@@ -114,13 +116,12 @@ class RunFiles:
         path = await self.need(self.run.path / "graph", entry.graph)
         return await asyncio.to_thread(path.read_bytes)
 
-    async def buffers(self, block: int) -> bytes | None:
-        """The safetensors file of the block's constants, if it has any."""
+    async def buffers(self, block: int) -> Path | None:
+        """The safetensors file of the block's constants, if it has any, fetched if need be."""
         reference = self.run.manifest.blocks[block].buffers
         if reference is None:
             return None
-        path = await self.need(self.run.path / "state", reference)
-        return await asyncio.to_thread(path.read_bytes)
+        return await self.need(self.run.path / "state", reference)
 
 
 class StateFetcher:
@@ -223,8 +224,8 @@ async def prepare_block(
     whole = await _room(compute.arena, layout.nbytes)
     extents = layout.within(whole)
     try:
-        for name, data in constants.items():
-            compute.arena.view(extents[name])[:] = data
+        for name, stored in constants.items():
+            await to_its_end(stored.read_into, 0, compute.arena.view(extents[name]))
         with _judged(block):
             prepared: BlockPrepared = await compute.submit(
                 c.PrepareBlock(
@@ -241,6 +242,7 @@ async def prepare_block(
             )
     finally:
         compute.arena.release(whole)
+        compute.arena.trim()
     return spec, prepared.dump_bytes
 
 
@@ -273,10 +275,10 @@ def _judged(block: int) -> Iterator[None]:
         ) from error
 
 
-async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:
-    """The raw bytes of the block's constant tensors."""
-    data = await files.buffers(spec.index)
-    return {} if data is None else load_constants(data, spec.buffer_specs)
+async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, StoredTensor]:
+    """The block's constant tensors, where they lie in their file."""
+    path = await files.buffers(spec.index)
+    return {} if path is None else read_constants(FilePart.whole(path), spec.buffer_specs)
 
 
 async def keep_trying(get: Callable[[], Awaitable[T]]) -> T:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, deserialize
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.file_pieces import InMemory, Readable, Writable, read
+from hetpeer.dht.base.file_pieces import InMemory, Readable, Writable
 from hetpeer.stages.block.block_state import (
     FLOAT32,
     BlockState,
@@ -36,10 +34,14 @@ from hetpeer.stages.block.block_state import (
     pieces_of,
     without_zeros,
 )
-from hetpeer.stages.graph.block_spec import SAFETENSORS, TensorSpec
+from hetpeer.stages.block.tensor_file import (
+    LENGTH_BYTES,
+    StoredTensor,
+    header_length,
+    header_of,
+    read_tensors,
+)
 
-LENGTH_BYTES = 8
-"""Bytes of the header's length, with which a file begins."""
 HEADER_BYTES_PER_TENSOR = 256
 """Most bytes of a tensor's JSON entry besides its name; bounds the header before it is parsed."""
 LABEL = re.compile(
@@ -92,7 +94,8 @@ def write_state(into: Writable, state: State, block: int, layout: Layout) -> int
             raise ValueError(f"block {block} has {expected} parameters, the vector {numbers.count}")
     places = _places(list(written), layout)
     averaged = f" averages {state.averages}" if state.averages else ""
-    header = _header(places, f"block {block} version {state.version}{averaged}")
+    label = f"block {block} version {state.version}{averaged}"
+    header = header_of([(place.name, "F32", place.shape) for place in places], {"state": label})
     into.write(0, header)
     for place in places:
         part = _Slice(written[place.kind], place.first, (place.end - place.begin) // FLOAT32.itemsize)
@@ -111,17 +114,6 @@ class _Slice:
 
     def read(self, begin: int, end: int) -> Vector:
         return self.numbers.read(self.first + begin, self.first + end)
-
-
-def _header(places: Sequence[_Place], label: str) -> bytes:
-    """Length and JSON header, byte for byte as safetensors writes them: padded to a multiple of 8."""
-    entries: dict[str, Any] = {"__metadata__": {"state": label}}
-    for place in places:
-        offsets = [place.begin, place.end]
-        entries[place.name] = {"dtype": "F32", "shape": list(place.shape), "data_offsets": offsets}
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 class _Growing:
@@ -159,20 +151,18 @@ class StateFile:
         Raises `ProtocolError` if size, names, dtypes, shapes, block or version differ from the layout, and
         OSError if `source` cannot be read.
         """
-        length = _header_length(source, layout, 1 + len(kept))
-        header = _parsed(bytes(read(source, LENGTH_BYTES, length)), block)
-        self.version, self.averages = _read_version(header.pop("__metadata__", None), block)
-        begins = _offsets(header, source.nbytes - LENGTH_BYTES - length)
-        there = [kind for kind in kept if any(tensor_name(kind, name) in header for name, _ in layout)]
+        _check_size(source, layout, 1 + len(kept))
+        tensors, metadata = read_tensors(source, f"the state of block {block}")
+        self.version, self.averages = _read_version(metadata, block)
+        there = [kind for kind in kept if any(tensor_name(kind, name) in tensors for name, _ in layout)]
         self.vectors: dict[str, Numbers] = {}
         """The parameters as "", and the optimizer's vectors that are there, by name."""
         for kind in ("", *there):
-            parts = [_take_tensor(header, tensor_name(kind, name), shape) for name, shape in layout]
-            places = [LENGTH_BYTES + length + begins[part] for part in parts]
-            self.vectors[kind] = _FileVector(source, places, [math.prod(shape) for _, shape in layout], kind)
-        if header:
+            parts = [_take_tensor(tensors, tensor_name(kind, name), shape) for name, shape in layout]
+            self.vectors[kind] = _FileVector(parts, kind)
+        if tensors:
             raise ProtocolError(
-                f"state of block {block} holds a tensor nobody asked for: {min(header)[:80]!r}"
+                f"state of block {block} holds a tensor nobody asked for: {min(tensors)[:80]!r}"
             )
 
     def numbers(self) -> Mapping[str, Numbers]:
@@ -195,11 +185,11 @@ class StateFile:
 
 
 class _FileVector:
-    """A vector whose tensors lie apart in a file: at the bytes `places`, each of `sizes` elements."""
+    """A vector whose tensors lie apart in a file."""
 
-    def __init__(self, source: Readable, places: Sequence[int], sizes: Sequence[int], kind: str) -> None:
-        self._source = source
-        self._places = places
+    def __init__(self, tensors: Sequence[StoredTensor], kind: str) -> None:
+        self._tensors = tensors
+        sizes = (math.prod(tensor.shape) for tensor in tensors)
         self._firsts = list(itertools.accumulate(sizes, initial=0))
         self._what = kind or "the parameters"
         self.count = self._firsts[-1]
@@ -212,8 +202,8 @@ class _FileVector:
         while at < end:
             stop = min(self._firsts[tensor + 1], end)
             if stop > at:
-                place = self._places[tensor] + FLOAT32.itemsize * (at - self._firsts[tensor])
-                self._source.read_into(place, values[at - begin : stop - begin].data.cast("B"))
+                first = FLOAT32.itemsize * (at - self._firsts[tensor])
+                self._tensors[tensor].read_into(first, values[at - begin : stop - begin].data.cast("B"))
             at, tensor = stop, tensor + 1
         if not np.isfinite(values).all():
             raise ProtocolError(f"state holds values that are not finite in {self._what}")
@@ -232,68 +222,12 @@ def load(data: Any, block: int, layout: Layout, kept: Sequence[str]) -> BlockSta
     return StateFile(InMemory(data), block, layout, kept).state()
 
 
-def _header_length(source: Readable, layout: Layout, vectors: int) -> int:
-    """Length of the header. Refuses by size alone, before a byte is parsed."""
-    payload = vectors * FLOAT32.itemsize * element_count(layout)
-    length = 0
-    if source.nbytes >= LENGTH_BYTES:
-        length = int.from_bytes(read(source, 0, LENGTH_BYTES), "little")
-    body = source.nbytes - LENGTH_BYTES - length
-    if length > _header_bytes(layout, vectors) or not 0 <= body <= payload:
+def _check_size(source: Readable, layout: Layout, vectors: int) -> None:
+    """Refuse by size alone, before a byte is parsed."""
+    payload, length = vectors * FLOAT32.itemsize * element_count(layout), header_length(source)
+    most = _header_bytes(layout, vectors)
+    if length is None or length > most or source.nbytes - LENGTH_BYTES - length > payload:
         raise ProtocolError(f"state of {source.nbytes} bytes does not fit a block of {payload} bytes")
-    return length
-
-
-def _parsed(text: bytes, block: int) -> dict[str, Any]:
-    """The header's entries."""
-    try:
-        header = json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"state of block {block} is not a safetensors file", why=str(error)) from error
-    if not isinstance(header, dict):
-        raise ProtocolError(f"state of block {block} is not a safetensors file", why="its header is no map")
-    return header
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON map in which no name comes twice. Raises ValueError."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice")
-    return found
-
-
-def _refused(number: str) -> None:
-    raise ValueError(f"{number} is no JSON")
-
-
-def _offsets(header: Mapping[str, Any], payload: int) -> dict[str, int]:
-    """Tensor → the byte of the payload at which it begins. They must fill `payload` bytes without a gap."""
-    places = []
-    for name, entry in header.items():
-        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-            raise ProtocolError(f"{name[:80]!r} does not say where it lies in the state")
-        places.append((*offsets, name))
-    end = 0
-    for begin, stop, name in sorted(places):
-        if begin != end or stop < begin or stop - begin != _tensor_bytes(header[name]):
-            raise ProtocolError(f"{name[:80]!r} does not lie where it should in the state")
-        end = stop
-    if end != payload:
-        raise ProtocolError(f"state has {payload} bytes for tensors of {end}")
-    return {name: begin for begin, _, name in places}
-
-
-def _tensor_bytes(entry: Mapping[str, Any]) -> int:
-    shape = entry.get("shape")
-    if entry.get("dtype") != "F32" or not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise ProtocolError(f"a tensor of the state is {entry.get('dtype')} {shape}, not F32")
-    return FLOAT32.itemsize * math.prod(shape)
-
-
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
 
 
 def _read_version(metadata: object, block: int) -> tuple[int, int]:
@@ -310,34 +244,14 @@ def _read_version(metadata: object, block: int) -> tuple[int, int]:
     return version, averages
 
 
-def _take_tensor(header: dict[str, Any], name: str, shape: tuple[int, ...]) -> str:
-    """Remove an entry from `header`, and check it; returns its name."""
-    entry = header.pop(name, None)
-    if entry is None:
+def _take_tensor(tensors: dict[str, StoredTensor], name: str, shape: tuple[int, ...]) -> StoredTensor:
+    """Remove a tensor from `tensors`, and check it."""
+    tensor = tensors.pop(name, None)
+    if tensor is None:
         raise ProtocolError(f"state lacks {name[:80]!r}")
-    if tuple(entry["shape"]) != tuple(shape):
-        raise ProtocolError(f"{name[:80]!r} is {entry['dtype']} {entry['shape']}, not F32 {shape}")
-    return name
-
-
-def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, bytes]:
-    """The raw bytes of a block's constant tensors, by name, from a file from outside.
-
-    Raises `ProtocolError`, and nothing else, if it is no safetensors file, or lacks a tensor of `specs` with
-    that dtype and shape.
-    """
-    try:
-        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
-    except (SafetensorError, ValueError) as error:
-        raise ProtocolError("the constants are not a safetensors file", why=str(error)) from error
-    constants = {}
-    for name, spec in specs.items():
-        entry = found.get(name, {"dtype": "nothing", "shape": []})
-        if entry["dtype"] != SAFETENSORS[spec.dtype] or tuple(entry["shape"]) != spec.shape:
-            what = f"the constant {name[:80]!r} is {entry['dtype']} {entry['shape']}"
-            raise ProtocolError(f"{what}, not {spec.dtype} {spec.shape}")
-        constants[name] = bytes(entry["data"])
-    return constants
+    if (tensor.dtype, tensor.shape) != ("F32", tuple(shape)):
+        raise ProtocolError(f"{name[:80]!r} is {tensor.dtype} {tensor.shape}, not F32 {shape}")
+    return tensor
 
 
 def file_bytes(layout: Layout, vectors: int) -> int:
