@@ -4,7 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format quick test proof-tests fuzz hashes audit-deps zoo browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile besieged gpu clean
+.PHONY: setup lint format quick test proof-tests fuzz hashes audit-deps zoo browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-real-size proof-async proof-averaging chaos hostile besieged gpu clean
 
 setup:
 	@sh scripts/setup.sh $(PYTHON)
@@ -106,6 +106,10 @@ proof-5: setup
 proof-churn: setup
 	$(PY) -m benchmarks.histories
 	$(PY) -m benchmarks.mutants
+
+# GPT-2 by four volunteers on this machine, beside one process: 150 steps of each, two hours on two cores.
+proof-real-size: setup
+	$(PY) -m benchmarks.real_size
 
 proof-averaging: setup
 	$(PY) -m benchmarks.grouping
