@@ -23,7 +23,7 @@ Guard = Callable[..., None]
 
 def _within(indices: Tensor, size: int, least: int = 0) -> None:
     if indices.numel():
-        low, high = (int(end) for end in torch.aminmax(indices))
+        low, high = torch.stack(torch.aminmax(indices)).tolist()  # a GPU is waited for once
         if low < least or high >= size:
             raise IndexError(f"index {low if low < least else high} is out of bounds for {size}")
 
