@@ -154,6 +154,19 @@ class SendResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Land:
+    """Move the sum of `shard` to its place in a vector of the elements [begin, end) of its block.
+
+    The handle stays what it is. The vector is there until all handles in it are released.
+    """
+
+    shard: Shard
+    handle: Handle
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShareUplink:
     """Divide the uplink so that all links finish together: peer → elements that go there in this plan."""
 
@@ -170,8 +183,8 @@ class TiedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Join the shards of `block`, add the gradients of tied parameters (reduce/tied_parameters.py), inspect
-    the whole.
+    """Add the gradients of tied parameters (reduce/tied_parameters.py) to the landed shards of `block`, and
+    inspect the whole.
 
     The inspection gives: finite, digest, norm → `inspected`. With `closely` each of `shards`, and of those in
     `tied`, is inspected too, in this order.
@@ -316,6 +329,7 @@ StepEffect = (
     | SendPart
     | SumParts
     | SendResult
+    | Land
     | ShareUplink
     | Inspect
     | InspectSlot

@@ -13,6 +13,7 @@ from hetpeer.averaging.effects import (
     STATE,
     Inspect,
     InspectSlot,
+    Land,
     Look,
     SendPart,
     SendResult,
@@ -55,7 +56,8 @@ def test_what_goes_to_whom_is_what_is_sent():
     for effect in one.start(4, {0: frozenset({0, 1})}):
         sent[effect.shard.reducer] += effect.shard.end - effect.shard.begin
         if effect.shard.reducer == "a":
-            for result in one.summed(effect.shard, "sum"):
+            *results, _ = one.summed(effect.shard, "sum")
+            for result in results:
                 sent[result.to] += result.shard.end - result.shard.begin
     del sent["a"]
     assert one.outgoing() == sent == {"b": 3 + 7, "c": 7, "d": 7}
@@ -180,8 +182,9 @@ def test_parts_are_a_set_summed_in_the_order_of_the_cover():
     assert summing == SumParts(Shard(3, 0, 0, 0, 5, "a"), ("from a", "from b"), holders=("a", "b"))
     assert core.part(0, 0, "a", "late") == [Release("late")]
     effects = core.summed(summing.shard, "sum")
-    assert [e.handle for e in effects if isinstance(e, Release)] == ["from b", "from a"]
     assert [e.to for e in effects if isinstance(e, SendResult)] == ["a", "b"]
+    assert effects[:2] == [Release("from b"), Release("from a")]
+    assert effects[-1] == Release("sum"), "receivers get shares of it"
 
 
 def test_a_sum_that_nobody_else_gets_need_not_be_written_for_others():
@@ -206,9 +209,11 @@ def test_results_count_once_and_from_their_reducer_only():
     for length in (0, 1, 4, 6, 10):
         assert core.result(0, 1, "b", "x", length) == [Release("x")]
     assert core.missing()[0] == {"b"}, "who gave a sum of another length is named"
-    assert core.result(0, 1, "b", "second", 5) == []
+    first, second = (Shard(3, 0, index, begin, begin + 5, "ab"[index]) for index, begin in ((0, 0), (1, 5)))
+    assert core.result(0, 1, "b", "second", 5) == [Land(second, "second", 0, 10)]
     assert core.result(0, 1, "b", "again", 5) == [Release("again")]
-    assert core.result(0, 0, "a", "first", 5) == [Inspect(3, 0, ("first", "second"))]
+    landed, inspect = core.result(0, 0, "a", "first", 5)
+    assert (landed, inspect) == (Land(first, "first", 0, 10), Inspect(3, 0, ("first", "second")))
 
 
 def test_the_vote_is_complete_when_every_block_of_ours_was_inspected():
@@ -226,7 +231,7 @@ def test_of_a_block_that_is_looked_at_closely_it_is_known_what_came_from_whom():
     plan = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=(cover(),), closely=(0,))
     core = Reduction("a", plan, SIZES, Ties(), length=3)
     for shard, handle in zip(shards_of(3, cover(), 10, 3), "wxyz", strict=True):
-        inspect = core.result(0, shard.index, shard.reducer, handle, shard.length)
+        _, *inspect = core.result(0, shard.index, shard.reducer, handle, shard.length)
     assert inspect == [Inspect(3, 0, tuple("wxyz"), closely=True)]
     vote = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
     looks = [Look(digest, finite=digest != "4") for digest in "1234"]
@@ -245,7 +250,8 @@ def test_what_is_tied_to_a_block_is_looked_at_with_it():
     core = Reduction("a", plan, SIZES, ties)
     lengths = {b: [shard.length for shard in shards_of(3, covers[b], SIZES[b])] for b in SIZES}
     for block, index, sender in ((0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")):
-        inspect = core.result(block, index, sender, f"{block} {index}", lengths[block][index])
+        landed, *inspect = core.result(block, index, sender, f"{block} {index}", lengths[block][index])
+    assert (landed.begin, landed.end) == (0, 7), "both shards of block 1 have tied elements"
     (work,) = inspect
     vote = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
     core.inspected(vote, "gradient", [Look(str(number), finite=True) for number, _ in enumerate(work.pieces)])
@@ -269,8 +275,20 @@ def test_a_plan_that_is_void_lets_its_shards_go():
     core = reduction()
     core.part(0, 0, "b", "from b")
     core.result(0, 1, "b", "sum of b", 5)
-    assert core.abandon() == [Release("from b"), Release("sum of b")]
+    core.inspected(VOTE, "gradient")
+    assert core.abandon() == [Release("from b"), Release("sum of b"), Release("gradient")]
     assert core.abandon() == []
+
+
+def test_sums_of_others_blocks_go_when_all_is_inspected_and_ours_stay():
+    ties = Ties((Tie(uses=((0, 0, 4), (1, 0, 3))),))
+    covers = (cover(), cover(1, receivers=("b",)).model_copy(update={"observers": ("a",)}))
+    plan = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=covers)
+    core = Reduction("a", plan, SIZES, ties)
+    core.result(0, 0, "a", "ours", 5)
+    (landed,) = core.result(1, 0, "a", "theirs", 3)
+    assert (landed.begin, landed.end) == (0, 3), "the other shard of block 1 is of no use here"
+    assert core.release_observed() == [Release("theirs")]
 
 
 def test_what_arrives_is_news_now_and_then():

@@ -47,6 +47,47 @@ def test_a_tensor_on_its_way_to_a_peer_outlives_its_step() -> None:
         arena.close()
 
 
+def test_tensors_that_land_in_one_vector_are_parts_of_it() -> None:
+    """What they were in is free at once, the vector with its last owner."""
+    arena = Arena(1 << 20)
+    store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
+    room = store.new(STEPS[0], 1 << 13)
+    parts = [store.put(STEPS[0], memoryview(bytes([number]) * (1 << 12))) for number in (1, 2)]
+    others = store.share(parts[0])  # somebody else has the same bytes
+    free: list[int] = []
+    for number, part in enumerate(parts):
+        store.lend(part, partial(free.append, number))
+        store.land(part, room.extent, number << 12)
+    assert free == [1], "the first was not ours alone"
+    store.release(room)
+    assert store.view(parts[1]).tobytes() == bytes([2]) * (1 << 12)
+    whole = store.whole(parts[1])
+    assert store.view(whole).tobytes() == bytes([1]) * (1 << 12) + bytes([2]) * (1 << 12)
+    again = store.share(parts[0])
+    store.release_all([others, *parts])
+    assert free == [1, 0]
+    used = arena.used
+    store.release(whole)
+    assert arena.used == used >= 1 << 13, "a share of a part keeps all of it"
+    store.end_step(STEPS[0])
+    assert again.released
+    assert arena.used == 0
+    arena.close()
+
+
+def test_a_sum_goes_with_its_encoded_copy() -> None:
+    arena = Arena(1 << 20)
+    store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
+    total = store.new(STEPS[0], 1000)
+    total.written = store.new(STEPS[0], 500)
+    sent = store.share(total.written)
+    store.release(total)
+    assert arena.used > 0
+    store.release(sent)
+    assert arena.used == 0
+    arena.close()
+
+
 def test_a_shared_tensor_is_freed_with_its_last_owner() -> None:
     arena = Arena(1 << 20)
     store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))

@@ -16,6 +16,7 @@ from hetpeer.stages.graph.block_wire import pack_block, read_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.worker import vector_sums
 from tests.stages.compute_rig import (
     DRAW,
     KEPT,
@@ -91,9 +92,19 @@ async def test_sum_adds_one_by_one_in_the_order_given(holder):
         for i in order[1:]:
             expected = expected + parts[i]
         assert np.array_equal(holder.floats(into), expected)
-    for overwritten in (extents[1], extents[0]):
-        with refused("HP-WORK-001", "overwrite"):
-            await holder.submit(v.SumVectors(parts=tuple(extents[:2]), into=overwritten, elements=2))
+
+
+async def test_a_sum_may_take_the_place_of_any_of_its_parts(holder):
+    """The order of additions stays; the vectors are longer than what is added at a time."""
+    drawn = np.random.default_rng(0).standard_normal((3, vector_sums.PIECE + 9))
+    parts = [part.astype(np.float32) for part in drawn * [[1.0], [100.0], [1.0]]]
+    expected = (parts[0] + parts[1]) + parts[2]
+    assert not np.array_equal(expected, (parts[1] + parts[2]) + parts[0]), "the order matters"
+    for place in range(3):
+        given = tuple(map(holder.put, parts))
+        await holder.submit(v.SumVectors(parts=given, into=given[place], elements=len(expected)))
+        assert np.array_equal(holder.floats(given[place]), expected)
+        holder.release(*given)
 
 
 async def test_a_sum_names_the_parts_that_are_no_numbers(holder):

@@ -185,7 +185,7 @@ class StepVote:
             received=self.reduction.received[:MOST_NAMED],
             lengths=self.reduction.lengths[:MOST_NAMED],
         )
-        return [Tell(word)]
+        return [*self._wrap(self.reduction.release_observed()), Tell(word)]
 
     def prove(self, asked: m.Prove) -> list[Effect]:
         """Fingerprint what we sent and got in the plan that we voted on; nothing for another plan."""

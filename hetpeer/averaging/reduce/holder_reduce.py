@@ -17,6 +17,7 @@ from hashlib import blake2b
 from hetpeer.averaging.effects import (
     Inspect,
     InspectSlot,
+    Land,
     Look,
     SendPart,
     SendResult,
@@ -33,7 +34,7 @@ from hetpeer.stages.pipeline.effects import Handle, Release
 NEWS = 4
 """Shard lengths that must arrive between two reports of progress to the coordinator."""
 
-Effect = SendPart | SumParts | SendResult | Inspect | InspectSlot | Release
+Effect = SendPart | SumParts | SendResult | Land | Inspect | InspectSlot | Release
 
 
 def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
@@ -174,7 +175,7 @@ class Reduction:
             self._lengths[shard.block, holder] = self._lengths.get((shard.block, holder), 0.0) + squared
         parts = self._parts.pop((shard.block, shard.index), {})
         effects: list[Effect] = [Release(h) for h in parts.values()]
-        return effects + [SendResult(shard, to, handle) for to in self._readers(shard)]
+        return [*effects, *(SendResult(shard, to, handle) for to in self._readers(shard)), Release(handle)]
 
     def _readers(self, shard: Shard) -> tuple[str, ...]:
         """Peers that get `shard`'s sum: the block's receivers, and observers if it has tied elements."""
@@ -206,11 +207,13 @@ class Reduction:
         known[index] = handle
         shard = self._shards[block][index]
         self._untold += shard.end - shard.begin
+        expected = self._expected(block)
+        landed = Land(shard, handle, expected[0].begin, expected[-1].end)
         if not self._arrived(block):
-            return []
+            return [landed]
         ready = [b for b in (block, *self._ties.partners(block)) if b in self._mine and self._is_ready(b)]
         self._inspecting |= set(ready)
-        return [self._inspect(b) for b in ready]
+        return [landed, *(self._inspect(b) for b in ready)]
 
     def has_news(self) -> bool:
         """Whether to report progress: NEWS shard lengths or more have arrived since this was last true."""
@@ -312,8 +315,14 @@ class Reduction:
         """Another plan replaces this one: release the shards that came for it."""
         parts = [handle for held in self._parts.values() for handle in held.values()]
         results = [handle for held in self._results.values() for handle in held.values()]
-        self._parts, self._results = {}, {}
-        return [Release(handle) for handle in (*parts, *results)]
+        gradients = list(self._gradients.values())
+        self._parts, self._results, self._gradients = {}, {}, {}
+        return [Release(handle) for handle in (*parts, *results, *gradients)]
+
+    def release_observed(self) -> list[Effect]:
+        """Release the sums of blocks that we do not hold: they are in ours, once all is inspected."""
+        over = [handle for block in self._observed for handle in self._results.get(block, {}).values()]
+        return [Release(handle) for handle in over]
 
     @property
     def complete(self) -> bool:

@@ -219,6 +219,8 @@ class SimVolunteer:
                 worker.inspect(step, effect)
             case e.InspectSlot():
                 worker.inspect_slot(step, effect)
+            case e.Land():  # a value lies nowhere
+                pass
             case e.ApplyUpdate():
                 worker.apply(step, effect)
             case p.CompareBundle() | e.ShowMarks() | e.ProveSums() | e.TestifyParts():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Coded
-from hetpeer.averaging.reduce.tied_parameters import Use
 from hetpeer.peer.training.check_answers import SumProofAnswers
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
@@ -18,6 +17,7 @@ from hetpeer.stages.block.parameter_groups import group_ranges
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 
 
@@ -35,6 +35,8 @@ class ReduceExecution:
         self._codec = Codec.of(schema.links.reduce)
         self._feedback = schema.links.feedback
         self._proofs = proofs
+        self._landing: dict[tuple[e.StepId, int, int], Extent] = {}
+        """Step, plan, block → where its sums land."""
 
     # ── as others get it ────────────────────────────────────────────────────────────────────────────────────
 
@@ -69,10 +71,14 @@ class ReduceExecution:
 
     # ── the effects ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
-        """`then` gets the elements of `shard`, of our slot, STATE or COPY."""
+    def export(
+        self, step: e.StepId, part: e.SendPart, then: Callable[[Tensor], None], free: Callable[[], None]
+    ) -> Answer:
+        """`then` gets the elements of a shard, of our slot, STATE or COPY; `free` is told when they go."""
+        shard, slot = part.shard, part.slot
         piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
         piece.once = True
+        self._store.lend(piece, free)
         common: dict[str, Any] = {
             "block": shard.block,
             "begin": shard.begin,
@@ -88,7 +94,11 @@ class ReduceExecution:
         posted = self._posts.post(command, [piece])
 
         async def answer() -> None:
-            exported = await posted
+            try:
+                exported = await posted
+            except CommandFailedError:
+                self._store.release(piece)
+                raise
             if exported.rounded:
                 self._is_coded(piece, shard)
             if not piece.released:  # the step may be over meanwhile
@@ -176,23 +186,21 @@ class ReduceExecution:
         return answer()
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> Answer | None:
-        """`Inspect` → `inspected`: join shards to the block's gradient, add the uses of tied parameters."""
+        """`Inspect` → `inspected`: add the uses of tied parameters to a block, and look at its gradient."""
         elements = self._schema.elements(work.block)
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
             return None
         pieces = [piece for piece in work.pieces if isinstance(piece, Tensor)] if work.closely else []
-        tied = self._add_tied(step, work, shards)
-        whole = len(shards) == 1 and not tied
-        gradient = shards[0] if whole else self._join(step, shards, elements * FLOAT_BYTES)
+        gradient = self._store.whole(shards[0])
+        if self._schema.ties.of(work.block) and self._needed_apart(work, shards[0]):
+            gradient = self._copy(step, gradient)
+        tied = self._add_tied(work, shards[0], gradient)
         norms = self._norms(work.block)
 
         async def answer() -> None:
-            for use, total, summed in tied:
+            for summed in tied:
                 await summed
-                place = slice(use.begin * FLOAT_BYTES, use.end * FLOAT_BYTES)
-                self._store.view(gradient)[place] = self._store.view(total)
-                self._store.release(total)
             command = v.InspectVector(
                 extent=gradient.extent,
                 elements=elements,
@@ -215,6 +223,24 @@ class ReduceExecution:
             self._seen(step, work, await posted, e.SlotSum(work.slot))
 
         return answer()
+
+    def land(self, step: e.StepId, work: e.Land) -> None:
+        """Move a sum to its place in the block's vector, for which there is room from the first sum on."""
+        shard = work.shard
+        assert isinstance(work.handle, Tensor)
+        if (shard.begin, shard.end) == (work.begin, work.end):
+            return  # it is all of the vector
+        key, room = (step, shard.plan, shard.block), None
+        if key not in self._landing:
+            room = self._store.new(step, (work.end - work.begin) * FLOAT_BYTES)
+            self._landing[key] = room.extent
+        self._store.land(work.handle, self._landing[key], (shard.begin - work.begin) * FLOAT_BYTES)
+        if room is not None:
+            self._store.release(room)  # it belongs to those that have landed in it
+
+    def end_step(self, step: e.StepId) -> None:
+        """Forget `step`; what has landed is freed by the store."""
+        self._landing = {key: extent for key, extent in self._landing.items() if key[0] != step}
 
     def _norms(self, block: int) -> dict[str, Any]:
         """The ranges of `block` that count for its norm, and for that of each group of parameters."""
@@ -240,44 +266,48 @@ class ReduceExecution:
         looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
         self._perform(self._member.work.inspected(step, work.plan, vote, gradient, looks))
 
-    def _add_tied(
-        self, step: e.StepId, work: e.Inspect, own: Sequence[Tensor]
-    ) -> list[tuple[Use, Tensor, Coroutine[Any, Any, Any]]]:
-        """Each tied parameter's place in the block, room for its gradient, and the addition in progress."""
-        shards: Mapping[int, Sequence[Tensor]] = {
-            work.block: own,
-            **{b: [t for t in piece.shards if isinstance(t, Tensor)] for b, piece in work.tied.items()},
-        }
-        begins = {work.block: 0, **{block: piece.begin for block, piece in work.tied.items()}}
-        joined = {
-            block: self._join(step, parts, sum(part.extent.nbytes for part in parts))
-            for block, parts in (shards.items() if work.tied else ())
-        }
-        sums = []
-        for use, uses in self._schema.ties.of(work.block):
-            total = self._store.new(step, (use.end - use.begin) * FLOAT_BYTES)
-            parts = tuple(
-                Extent(
-                    offset=joined[other.block].extent.offset
-                    + (other.begin - begins[other.block]) * FLOAT_BYTES,
-                    nbytes=total.extent.nbytes,
-                )
-                for other in uses
-            )
-            command = v.SumVectors(parts=parts, into=total.extent, elements=use.end - use.begin)
-            sums.append((use, total, self._posts.post(command, [*joined.values(), total])))
-        for tensor in joined.values():
-            self._store.release(tensor)  # they are pinned as long as the sums need them
-        return sums
+    def _needed_apart(self, work: e.Inspect, own: Tensor) -> bool:
+        """Whether the block's own sums are needed without those of tied parameters.
 
-    def _join(self, step: e.StepId, shards: Sequence[Tensor], nbytes: int) -> Tensor:
-        """The shards one behind the other."""
-        whole = self._store.new(step, nbytes)
-        view, offset = self._store.view(whole), 0
-        for shard in shards:
-            view[offset : offset + shard.extent.nbytes] = self._store.view(shard)
-            offset += shard.extent.nbytes
-        return whole
+        They are if somebody may ask for them, they may still be on their way to others (they have not been
+        moved), or they are to be added at two places of ours.
+        """
+        begin, end = self._member.place or (0, 0)
+        asked = work.closely or self._schema.trust.spot_checks > 0 or own.within is None
+        twice = any(
+            other != use and begin <= other.block < end
+            for use, uses in self._schema.ties.of(work.block)
+            for other in uses
+        )
+        return asked or twice
+
+    def _copy(self, step: e.StepId, vector: Tensor) -> Tensor:
+        copy = self._store.put(step, self._store.view(vector))
+        self._store.release(vector)
+        return copy
+
+    def _add_tied(self, work: e.Inspect, own: Tensor, gradient: Tensor) -> list[Coroutine[Any, Any, Any]]:
+        """The additions in progress of the uses of each tied parameter, into its place in `gradient`."""
+        tied = {block: (piece.begin, piece.shards[0]) for block, piece in work.tied.items()}
+        first: dict[int, tuple[int, Tensor]] = {
+            block: (begin, shard)
+            for block, (begin, shard) in ({work.block: (0, own)} | tied).items()
+            if isinstance(shard, Tensor)
+        }
+        found = []
+        for use, uses in self._schema.ties.of(work.block):
+            parts = tuple(
+                _elements(shard, one.begin - begin, one.end - begin)
+                for one in uses
+                for begin, shard in (first[one.block],)
+            )
+            command = v.SumVectors(
+                parts=parts,
+                into=_elements(gradient, use.begin, use.end),
+                elements=use.end - use.begin,
+            )
+            found.append(self._posts.post(command, [gradient, *(shard for _, shard in first.values())]))
+        return found
 
     def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
         """`ApplyUpdate` or `InstallAverage` → `Member.applied`."""
@@ -312,6 +342,11 @@ class ReduceExecution:
             self._perform(self._member.applied(step, work.block, done.digest))
 
         return answer()
+
+
+def _elements(tensor: Tensor, begin: int, end: int) -> Extent:
+    """Place of the float32 elements [begin, end) from where `tensor` begins; it need not be so long."""
+    return Extent(offset=tensor.extent.offset + begin * FLOAT_BYTES, nbytes=(end - begin) * FLOAT_BYTES)
 
 
 async def _finally(work: Answer, then: Callable[[], None]) -> None:

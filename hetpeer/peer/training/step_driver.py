@@ -24,6 +24,7 @@ from hetpeer.dht.base import failpoints
 from hetpeer.peer.preparation.data_source import DataGate
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.check_answers import SpotCheckAnswers, SumProofAnswers
+from hetpeer.peer.training.parts_in_turn import PartsInTurn
 from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution, task_name
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
@@ -104,6 +105,7 @@ class StepDriver:
         self._checks = checks = SpotCheckAnswers(place)
         self._proofs = proofs = SumProofAnswers(place)
         self._reduces = reduces = ReduceExecution(place, proofs)
+        self._parts = PartsInTurn(self._export, self._start)
         self._transcoder = LinkTranscoder(
             place.posts, place.schema, place.book, place.me, self._plane.send, place.offended, self.unread
         )
@@ -117,23 +119,19 @@ class StepDriver:
                     p.ForgetGraph,
                     lambda step, x: command(c.DropTask(step=step.number, task=task_name(x.key))),
                 ),
-                _on(
-                    Merge,
-                    lambda step, x: command(
-                        c.MergeSlot(step=step.number, block=x.block, source=x.source, target=x.target)
-                    ),
-                ),
-                _on(Drop, lambda step, x: command(c.DropSlot(step=step.number, block=x.block, slot=x.slot))),
+                _on(Merge, self._change_slot),
+                _on(Drop, self._change_slot),
                 _on(p.SendActivation, self._send_activation),
                 _on(p.SendGradient, self._send_gradient),
                 _on(p.Release, lambda _step, x: self.release(x.handle)),
                 # reduce and update
-                _on(e.SendPart, self._send_part),
+                _on(e.SendPart, self._parts.send),
                 _on(e.SumParts, reduces.sum),
                 _on(
                     e.SendResult,
-                    lambda step, x: self._send_shard(step, "result", x.shard, x.to, _tensor(x.handle)),
+                    self._send_result,
                 ),
+                _on(e.Land, reduces.land),
                 _on(e.ShareUplink, self._share_uplink),
                 _on(e.Inspect, reduces.inspect),
                 _on(e.InspectSlot, reduces.inspect_slot),
@@ -171,12 +169,13 @@ class StepDriver:
         """Forget `step`, here and in everything that keeps something of it."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
         place = self._place
-        parts: list[KeepsSteps] = [self._waiting, self._plane, self._store]
+        keepers: list[KeepsSteps] = [self._waiting, self._plane]
         if place is not None:
-            parts += [self._gate, self._tasks, self._transcoder, self._checks, self._proofs]
+            keepers += [self._parts, self._reduces, self._gate, self._tasks, self._transcoder]
+            keepers += [self._checks, self._proofs]
         for name in {step, step.on_wire}:
-            for part in parts:
-                part.end_step(name)
+            for keeper in (*keepers, self._store):  # memory is freed when nothing is waiting for it any more
+                keeper.end_step(name)
         if place is not None:
             self._start(place.posts.command(v.DropCopies() if step.group else c.ClearStep(step=step.number)))
 
@@ -297,9 +296,30 @@ class StepDriver:
         head = GradientHead(**self._head(step), id=effect.id, border=effect.border, check=effect.check)
         self._waiting.send(step, partial(self._transcoder.out, step, effect.to, head, tensor))
 
-    def _send_part(self, step: e.StepId, effect: e.SendPart) -> Work:
-        then = partial(self._send_shard, step, "part", effect.shard, effect.shard.reducer)
-        return self._reduces.export(step, effect.shard, effect.slot, then)
+    def _export(self, step: e.StepId, part: e.SendPart, free: Callable[[], None]) -> Work:
+        then = partial(self._send_shard, step, "part", part.shard, part.shard.reducer)
+        return self._reduces.export(step, part, then, free)
+
+    def _change_slot(self, step: e.StepId, effect: Merge | Drop) -> Work:
+        """Merge a slot into another or drop it: no part of it as it was is sent any more."""
+        assert self._place is not None
+        if isinstance(effect, Drop):
+            self._parts.slot_changed(step, effect.block, effect.slot)
+            command: c.DropSlot | c.MergeSlot = c.DropSlot(
+                step=step.number, block=effect.block, slot=effect.slot
+            )
+        else:
+            self._parts.slot_changed(step, effect.block, effect.target)
+            command = c.MergeSlot(
+                step=step.number, block=effect.block, source=effect.source, target=effect.target
+            )
+        return self._place.posts.command(command)
+
+    def _send_result(self, step: e.StepId, effect: e.SendResult) -> None:
+        """Send a sum. Its memory is free when it has arrived at all receivers."""
+        sent = self._store.share(self._reduces.outgoing(effect.to, _tensor(effect.handle)))
+        sent.once = True
+        self._send_shard(step, "result", effect.shard, effect.to, sent)
 
     def _send_shard(self, step: e.StepId, kind: Any, shard: e.Shard, to: str, tensor: Tensor) -> None:
         """Send a part or a result of a shard, as the codec of reduces writes it."""

@@ -55,11 +55,18 @@ class Tensor:
     """Whether the tensor is not needed any more once it has arrived."""
     sender: str = ""
     """The peer that the tensor came from."""
+    within: Extent | None = None
+    """The larger extent of which this one is a part, and with which it is freed."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the extent that are used."""
         return self.extent.nbytes if self.length is None else self.length
+
+    @property
+    def memory(self) -> Extent:
+        """The extent that is freed with the last tensor in it."""
+        return self.within or self.extent
 
 
 class TensorStore:
@@ -98,10 +105,35 @@ class TensorStore:
 
     def share(self, tensor: Tensor) -> Tensor:
         """Same memory with one more owner, freed by the last release. It must not be written to any more."""
-        self._sharers[tensor.extent] += 1
-        shared = Tensor(tensor.extent, tensor.step, sparse=tensor.sparse)
-        self._steps.setdefault(tensor.step, set()).add(shared)
-        return shared
+        return self._one_more(
+            Tensor(
+                tensor.extent,
+                tensor.step,
+                length=tensor.length,
+                sparse=tensor.sparse,
+                coded=tensor.coded,
+                within=tensor.within,
+            )
+        )
+
+    def whole(self, part: Tensor) -> Tensor:
+        """All of the memory that `part` lies in, with one more owner."""
+        return self._one_more(Tensor(part.memory, part.step))
+
+    def _one_more(self, owner: Tensor) -> Tensor:
+        self._sharers[owner.memory] += 1
+        self._steps.setdefault(owner.step, set()).add(owner)
+        return owner
+
+    def land(self, tensor: Tensor, into: Extent, offset: int) -> None:
+        """Move `tensor`, which is not in use, into an extent from byte `offset` on, and make it an owner."""
+        assert not tensor.pins
+        assert not tensor.flights
+        place = Extent(into.offset + offset, tensor.extent.nbytes)
+        self._arena.view(place)[:] = self._arena.view(tensor.extent)
+        self._free(tensor.memory)
+        self._sharers[into] += 1
+        tensor.extent, tensor.within = place, into
 
     def lend(self, tensor: Tensor, back: Callable[[], None]) -> None:
         """`back` is called when the memory of `tensor` is free again."""
@@ -123,6 +155,8 @@ class TensorStore:
         if tensor.released:
             return
         tensor.released = True
+        if tensor.written is not None:
+            self.release(tensor.written)
         self._kept.pop(tensor, None)
         left = self._steps.get(tensor.step, set())
         left.discard(tensor)
@@ -229,7 +263,7 @@ class TensorStore:
 
     def _park(self, tensor: Tensor) -> bool:
         """Move `tensor` to the spill file; False if it is in use or there is no room."""
-        if tensor.pins or tensor.flights or self._sharers[tensor.extent]:
+        if tensor.pins or tensor.flights or self._sharers[tensor.memory]:
             return False
         place = self._spill.put(self._arena.view(tensor.extent))
         if place is None:
@@ -248,7 +282,7 @@ class TensorStore:
     def _let_go(self, tensor: Tensor) -> None:
         """Free the memory of `tensor` if it is released and not in use."""
         if tensor.released and not tensor.pins and not tensor.flights:
-            self._free(tensor.extent)
+            self._free(tensor.memory)
 
     def _free(self, extent: Extent) -> None:
         """Take one owner from `extent`; with the last one free its memory and tell its lender."""

@@ -36,6 +36,8 @@ from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 
 Round = Callable[[v.Rounding, torch.Tensor, Extent], torch.Tensor | None]
+PIECE: Final = 1 << 16
+"""Elements added up at a time, in a core's cache."""
 Ranges = Sequence[tuple[int, int]]
 """Ranges [begin, end) of a vector."""
 
@@ -49,17 +51,19 @@ class VectorSums:
 
     def add(self, command: v.SumVectors) -> r.Summed:
         """Carry out `SumVectors`."""
-        if command.into in command.parts:
-            raise CommandError("a sum would overwrite one of its parts")
         into = self._staging.floats(command.into, command.elements)
         parts = [self._staging.floats(part, command.elements) for part in command.parts]
         marks = tuple(mark(part, command.begin, how) for part in parts for how in command.markings)
         if command.robust:
             into.copy_(centered_clip(parts))
         else:
-            into.copy_(parts[0])
-            for part in parts[1:]:
-                into.add_(part)
+            for begin in range(0, len(into), PIECE):
+                here = slice(begin, begin + PIECE)
+                first, *others = (part[here] for part in parts)
+                total = first.clone()  # `into` may be any of the parts
+                for other in others:
+                    total.add_(other)
+                into[here].copy_(total)
         sound = is_finite(into)
         if not sound:
             wrong = tuple(n for n, part in enumerate(parts) if not is_finite(part))
