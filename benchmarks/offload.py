@@ -86,6 +86,8 @@ class Trainer:
         files, make = StateFiles(self._exchange.file), MakeRules(rule_of, outer_of)
         self.engine = Engine(stage.device, staging, files, make, scratch, own_memory=own)
         self._step = 0
+        self._blocks = range(stage.blocks[0].index, stage.blocks[-1].index + 1)
+        self._under_way: dict[int, tuple[c.Extents, c.Extents, list[c.Extents]]] = {}
         generator = np.random.default_rng(seed)
         for spec in stage.blocks:
             self._load(spec, offload, generator)
@@ -127,6 +129,11 @@ class Trainer:
 
     def microbatch(self, number: int) -> None:
         """Forward and backward of one microbatch into slot 0."""
+        self.forward(number)
+        self.backward(number)
+
+    def forward(self, number: int) -> None:
+        """Forward of microbatch `number`; its graph is kept."""
         first, last = (self._stage.blocks[at].at(self._stage.samples) for at in (0, -1))
         generator = np.random.default_rng(number)
         data = {
@@ -140,14 +147,13 @@ class Trainer:
         seeds = {name: self._made_up(spec, generator) for name, spec in outputs.items()}
         leaving = {name: self._arena.allocate(spec.nbytes) for name, spec in outputs.items()}
         back = {n: self._arena.allocate(s.nbytes) for n, s in first.inputs.items() if s.grad}
-        begin, end = self._stage.blocks[0].index, self._stage.blocks[-1].index + 1
         self._ask(
             c.Forward(
                 step=self._step,
                 version=self._step,
-                task="t",
-                begin=begin,
-                end=end,
+                task=str(number),
+                begin=self._blocks.start,
+                end=self._blocks.stop,
                 batch=self._stage.samples,
                 draw=Draw(0, self._step, number, 8),
                 inputs=entering,
@@ -155,17 +161,22 @@ class Trainer:
                 outputs=leaving,
             )
         )
+        self._under_way[number] = seeds, back, [entering, given, leaving, seeds, back]
+
+    def backward(self, number: int) -> None:
+        """Backward of microbatch `number` into slot 0."""
+        seeds, back, extents = self._under_way.pop(number)
         self._ask(
             c.Backward(
                 step=self._step,
-                task="t",
+                task=str(number),
                 output_gradients=seeds,
                 input_gradients=back,
                 slot=0,
-                fold=tuple(range(begin, end)),
+                fold=tuple(self._blocks),
             )
         )
-        for group in (entering, given, leaving, seeds, back):
+        for group in extents:
             for extent in group.values():
                 self._arena.release(extent)
 
