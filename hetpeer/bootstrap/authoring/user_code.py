@@ -81,13 +81,19 @@ def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
 
 
 def build_model(reference: str, seed: int) -> nn.Module:
-    """Call the author's function, torch seeded, in float32, on the CPU. Raises `LocalError` HP-MODEL-006."""
+    """Call the author's function, torch seeded, in float32, on the CPU.
+
+    Parameters that do not fit into memory lie in files (large_model.py). Raises `LocalError` HP-MODEL-006,
+    HP-DISK-002.
+    """
     import torch
     from torch import nn
 
+    from hetpeer.bootstrap.authoring.large_model import LargeTensorsInFiles
+
     function = _load_function(reference, MODEL)
     torch.manual_seed(seed)
-    with _author_errors(reference, MODEL):
+    with _author_errors(reference, MODEL), LargeTensorsInFiles():
         model = function()
     if not isinstance(model, nn.Module):
         raise MODEL.error(reference, f"it returned a {type(model).__name__}, not a torch.nn.Module")
@@ -155,6 +161,8 @@ def _author_errors(reference: str, role: FunctionRole) -> Iterator[None]:
     try:
         with author_imports(path):
             yield
+    except LocalError:
+        raise
     except (Exception, SystemExit) as error:  # the author's code may raise anything
         frame = None if isinstance(error, SyntaxError) else author_frame(error)  # its text has file and line
         where = "" if frame is None else f" ({Path(frame.filename).name}, line {frame.lineno})"
