@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blake3 import blake3
-
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32, in_form
 from hetpeer.bootstrap.authoring.sample_weigher import Weigh
-from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.durable_files import GrowingFile, atomic_write, hash_file
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.block import block_state, state_file
+from hetpeer.stages.block.block_state import Joined, Numbers, State, Whole, digest_of, layout_of
+from hetpeer.stages.block.state_file import write_state
+from hetpeer.stages.block.tensor_file import write_tensors
 from hetpeer.stages.data.shards import Arrays
 from hetpeer.stages.graph.parameter_reads import cast_count
 
@@ -147,14 +147,13 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
     """Write a block's graph, initial state and constants; returns its manifest entry."""
     from hetpeer.stages.graph.block_wire import pack_block
 
-    initial = _initial_state(spec, tensors)
-    state_bytes = state_file.dump(initial, spec.index, block_state.layout_of(spec))
+    initial = _Initial([tensors[name] for name, _ in layout_of(spec)])
     full = spec.at(spec.batch)
     entry: Fields = {
         "index": spec.index,
         "graph": _write_file(folder / "graph" / f"block-{spec.index:03}.graph", pack_block(spec)),
-        "state": _write_file(folder / "state" / f"initial-{spec.index:03}.safetensors", state_bytes),
-        "state_digest": initial.digest(),
+        "state": _write_state(folder / "state" / f"initial-{spec.index:03}.safetensors", initial, spec),
+        "state_digest": digest_of(initial.numbers(), 0, 0),
         "parameter_count": spec.parameter_count,
         "vector_count": spec.vector_count,
         "cast_count": cast_count(spec),
@@ -171,21 +170,40 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
     return entry
 
 
-def _initial_state(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> block_state.BlockState:
-    import numpy as np
+class _Initial:
+    """The `State` of a block with which a run begins: the author's tensors, not a copy."""
 
-    vector = np.zeros(spec.vector_count, dtype=np.float32)
-    for name, part in block_state.split(vector, block_state.layout_of(spec)):
-        part[...] = tensors[name].numpy()
-    return block_state.BlockState(version=0, parameters=vector)
+    version, averages = 0, 0
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._parameters = Joined([Whole(tensor.numpy().reshape(-1)) for tensor in tensors])
+
+    def numbers(self) -> dict[str, Numbers]:
+        """The parameters."""
+        return {"": self._parameters}
+
+
+def _write_state(path: Path, state: State, spec: BlockSpec) -> Fields:
+    with GrowingFile(path) as file:
+        write_state(file, state, spec.index, layout_of(spec))
+        file.keep(path)
+    return _facts(path)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Fields:
-    from safetensors.torch import save
+    from hetpeer.stages.block.torch_content import TorchContent
 
-    return _write_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    with GrowingFile(path) as file:
+        write_tensors(file, {name: TorchContent(tensor) for name, tensor in tensors.items()}, {})
+        file.keep(path)
+    return _facts(path)
 
 
 def _write_file(path: Path, content: bytes) -> Fields:
     atomic_write(path, content)
-    return {"name": path.name, "blake3": blake3(content).hexdigest(), "bytes": len(content)}
+    return _facts(path)
+
+
+def _facts(path: Path) -> Fields:
+    """The manifest's entry of a file."""
+    return {"name": path.name, "blake3": hash_file(path), "bytes": path.stat().st_size}

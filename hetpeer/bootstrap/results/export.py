@@ -27,12 +27,13 @@ from hetpeer.bootstrap.pretrained.written import (
     write_about,
     write_model,
 )
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
+from hetpeer.bootstrap.run.durable_files import GrowingFile, atomic_write, disk_errors, made_beside
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, best_of, initial_record
 from hetpeer.bootstrap.storage.training_curve import curve_points
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.block import block_state
+from hetpeer.stages.block.block_state import in_memory, split
+from hetpeer.stages.block.tensor_file import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -233,18 +234,20 @@ def _write_file(
 ) -> None:
     """Write `weights` as one safetensors file."""
     import torch
-    from safetensors.torch import save
+
+    from hetpeer.stages.block.torch_content import TorchContent
 
     kind = getattr(torch, dtype.torch_name)
-    if kind is not torch.float32:
-        weights = {
-            name: tensor.to(kind) if tensor.is_floating_point() else tensor
-            for name, tensor in weights.items()
-        }
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     facts = {"name": run.manifest.name, "id": run.run_id, "version": version}
-    atomic_write(out, save(dict(weights), metadata={"run": json.dumps(facts), "format": "pt"}))
+    content = {
+        name: TorchContent(tensor, None if kind is torch.float32 else kind)
+        for name, tensor in weights.items()
+    }
+    with GrowingFile(out) as file:
+        write_tensors(file, content, {"run": json.dumps(facts), "format": "pt"})
+        file.keep(out)
 
 
 def _card(run: RunDirectory, records: Sequence[Record], version: int) -> ModelCard:
@@ -292,7 +295,7 @@ def _weights(run: RunDirectory, record: Record) -> tuple[dict[str, Tensor], int]
     for path in run.constant_paths():
         found |= restored(load_file(path))
     for block, layout in enumerate(layouts):
-        parts = block_state.split(store.load_state(record, block).parameters, layout)
+        parts = split(in_memory(store.state(record, block).numbers()[""]), layout)
         found |= {name: torch.from_numpy(part) for name, part in parts}
     weights = {
         name: found[source] if name == source else found[source].clone()

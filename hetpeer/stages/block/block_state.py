@@ -7,6 +7,8 @@ too.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,10 +68,37 @@ class Whole:
         return self._vector[begin:end]
 
 
+class Joined:
+    """Vectors one after the other, as one."""
+
+    def __init__(self, parts: Sequence[Numbers]) -> None:
+        self._parts = parts
+        self._firsts = list(itertools.accumulate((part.count for part in parts), initial=0))
+        self.count = self._firsts[-1]
+
+    def read(self, begin: int, end: int) -> Vector:
+        """Elements [begin, end), copied. Raises what the parts raise."""
+        values = np.empty(end - begin, dtype=FLOAT32)
+        at, part = begin, bisect.bisect_right(self._firsts, begin) - 1
+        while at < end:
+            first, stop = self._firsts[part], min(self._firsts[part + 1], end)
+            values[at - begin : stop - begin] = self._parts[part].read(at - first, stop - first)
+            at, part = stop, part + 1
+        return values
+
+
 def pieces_of(numbers: Numbers) -> Iterator[tuple[int, Vector]]:
     """(begin, elements) of each piece of `numbers`, in order."""
     for begin in range(0, numbers.count, PIECE):
         yield begin, numbers.read(begin, min(begin + PIECE, numbers.count))
+
+
+def in_memory(numbers: Numbers) -> Vector:
+    """A copy of all of them. Raises what reading them raises."""
+    vector = np.empty(numbers.count, dtype=np.float32)
+    for begin, piece in pieces_of(numbers):
+        vector[begin : begin + len(piece)] = piece
+    return vector
 
 
 def without_zeros(vectors: Mapping[str, Numbers]) -> dict[str, Numbers]:

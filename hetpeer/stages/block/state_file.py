@@ -10,7 +10,6 @@ It is read and written in pieces (`StateFile`, `write_state`), since it has up t
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 import re
@@ -25,12 +24,14 @@ from hetpeer.dht.base.file_pieces import InMemory, Readable, Writable
 from hetpeer.stages.block.block_state import (
     FLOAT32,
     BlockState,
+    Joined,
     Layout,
     Numbers,
     State,
     Vector,
     digest_of,
     element_count,
+    in_memory,
     pieces_of,
     without_zeros,
 )
@@ -159,7 +160,7 @@ class StateFile:
         """The parameters as "", and the optimizer's vectors that are there, by name."""
         for kind in ("", *there):
             parts = [_take_tensor(tensors, tensor_name(kind, name), shape) for name, shape in layout]
-            self.vectors[kind] = _FileVector(parts, kind)
+            self.vectors[kind] = Joined([_StoredNumbers(part, kind) for part in parts])
         if tensors:
             raise ProtocolError(
                 f"state of block {block} holds a tensor nobody asked for: {min(tensors)[:80]!r}"
@@ -175,7 +176,7 @@ class StateFile:
 
     def state(self) -> BlockState:
         """The state in memory. Raises as `digest`."""
-        vectors = {kind: _in_memory(numbers) for kind, numbers in self.vectors.items()}
+        vectors = {kind: in_memory(numbers) for kind, numbers in self.vectors.items()}
         return BlockState(
             version=self.version,
             parameters=vectors.pop(""),
@@ -184,37 +185,22 @@ class StateFile:
         )
 
 
-class _FileVector:
-    """A vector whose tensors lie apart in a file."""
+class _StoredNumbers:
+    """A tensor of a state in its file; `kind` names its vector in errors."""
 
-    def __init__(self, tensors: Sequence[StoredTensor], kind: str) -> None:
-        self._tensors = tensors
-        sizes = (math.prod(tensor.shape) for tensor in tensors)
-        self._firsts = list(itertools.accumulate(sizes, initial=0))
+    def __init__(self, tensor: StoredTensor, kind: str) -> None:
+        self._tensor = tensor
         self._what = kind or "the parameters"
-        self.count = self._firsts[-1]
+        self.count = math.prod(tensor.shape)
 
     def read(self, begin: int, end: int) -> Vector:
         """Elements [begin, end). Raises `ProtocolError` if one is not finite, OSError."""
         values = np.empty(end - begin, dtype=FLOAT32)
-        at = begin
-        tensor = bisect.bisect_right(self._firsts, begin) - 1
-        while at < end:
-            stop = min(self._firsts[tensor + 1], end)
-            if stop > at:
-                first = FLOAT32.itemsize * (at - self._firsts[tensor])
-                self._tensors[tensor].read_into(first, values[at - begin : stop - begin].data.cast("B"))
-            at, tensor = stop, tensor + 1
+        if begin < end:
+            self._tensor.read_into(FLOAT32.itemsize * begin, values.data.cast("B"))
         if not np.isfinite(values).all():
             raise ProtocolError(f"state holds values that are not finite in {self._what}")
         return values
-
-
-def _in_memory(numbers: Numbers) -> Vector:
-    vector = np.empty(numbers.count, dtype=np.float32)
-    for begin, piece in pieces_of(numbers):
-        vector[begin : begin + len(piece)] = piece
-    return vector
 
 
 def load(data: Any, block: int, layout: Layout, kept: Sequence[str]) -> BlockState:

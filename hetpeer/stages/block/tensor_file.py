@@ -12,17 +12,23 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.file_pieces import Readable, read
+from hetpeer.dht.base.file_pieces import Readable, Writable, read
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, SAFETENSORS, TensorSpec
 
 LENGTH_BYTES = 8
 MOST_HEADER = 100_000_000
 """Most bytes of a header, as in safetensors."""
 METADATA = "__metadata__"
-_ITEM_BYTES = {SAFETENSORS[name]: size for name, size in ITEM_BYTES.items()}
+_RANK = {
+    name: rank
+    for rank, name in enumerate(("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "C64", "F64", "I64"))
+}
+"""Order of dtypes in a file of safetensors, from the end of it."""
+_ITEM_BYTES = {SAFETENSORS[name]: size for name, size in ITEM_BYTES.items()} | {"C64": 8}
+"""Complex numbers are in models' own tables, and in no graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,33 @@ def read_constants(source: Readable, specs: Mapping[str, TensorSpec]) -> dict[st
             raise ProtocolError(f"{what}, not {spec.dtype} {spec.sizes}")
         constants[name] = tensor
     return constants
+
+
+class Content(Protocol):
+    """A tensor to be written."""
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype, as safetensors names it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    def data(self) -> Any:
+        """A buffer with its elements, in row-major order."""
+
+
+def write_tensors(into: Writable, tensors: Mapping[str, Content], metadata: Mapping[str, str]) -> None:
+    """Write a file tensor by tensor, in the order of safetensors: by dtype, then by name. Raises OSError."""
+    order = sorted(tensors, key=lambda name: (-_RANK[tensors[name].dtype], name))
+    header = header_of([(name, tensors[name].dtype, tensors[name].shape) for name in order], metadata)
+    into.write(0, header)
+    at = len(header)
+    for name in order:
+        data = memoryview(tensors[name].data())
+        into.write(at, data)
+        at += data.nbytes
 
 
 def header_of(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
