@@ -10,7 +10,12 @@ from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand, Upkeep, c
 
 GIB = 1 << 30
 DEMAND = PlaceDemand(
-    numbers=335_000_000, halved=300_000_000, constants=1 << 20, activations=GIB, upkeep=Upkeep(behind=1)
+    numbers=335_000_000,
+    halved=300_000_000,
+    constants=1 << 20,
+    activations=GIB,
+    copies=GIB >> 1,
+    upkeep=Upkeep(behind=1),
 )
 
 

@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hetpeer.stages.block.block import run_range
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.graph_cost import activation_bytes
+from hetpeer.stages.graph.parameter_reads import cast_count, without_copies
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.pipeline.place_memory import Upkeep
 from hetpeer.stages.tracing.assemble import ComputeMode
@@ -139,3 +141,25 @@ def test_constants_and_running_statistics_belong_to_the_state():
     constants = sum(spec.nbytes for spec in block.buffer_specs.values())
     assert constants
     assert stage_memory([block], 0, TWO).state == block.parameter_bytes + constants
+
+
+def test_weights_that_are_kept_in_bfloat16_have_no_copies_in_microbatches():
+    """Autocast makes one for each microbatch, and autograd keeps it."""
+    _, dag, _ = zoo("gpt")
+    stage = cut_blocks(dag, mode=ComputeMode(autocast=True))[1:3]
+    halved = sum(map(cast_count, stage))
+    plain, cast = footprint(stage), footprint(stage, cast=True)
+    copies = plain.kept - cast.kept
+    assert 0.95 * 2 * halved < copies <= 2 * halved, "all but those of biases"
+    held = [without_copies(spec) for spec in stage]
+    assert sum(spec.activation_bytes for spec in stage) - sum(s.activation_bytes for s in held) == copies
+    again = stage[0].recomputing()
+    assert without_copies(again) is again
+    one, other = (stage_memory(stage, 2, TWO, casts=casts).demand for casts in (True, False))
+    assert (one.halved, other.halved, other.copies) == (halved, 0, 0)
+    rooms = [demand.room(Offload.HOST, apart=True) for demand in (one, other)]
+    weights = 4 * one.numbers
+    less = rooms[1].device - rooms[0].device
+    assert less == pytest.approx(4 * halved + 4 * copies, rel=0.02), "weights, gradient, four that wait"
+    assert rooms[0].device > weights - 2 * halved
+    assert one.room(Offload.NONE, apart=True) == other.room(Offload.NONE, apart=True)

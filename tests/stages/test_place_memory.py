@@ -34,12 +34,14 @@ demands = st.builds(
     constants=amounts,
     activations=amounts,
     recomputable=amounts,
+    copies=amounts,
     upkeep=upkeeps,
 ).map(
     lambda demand: replace(
         demand,
         halved=min(demand.halved, demand.numbers),
         recomputable=min(demand.recomputable, demand.activations),
+        copies=min(demand.copies, demand.activations),
     )
 )
 offers = st.builds(
@@ -91,8 +93,9 @@ def test_without_offload_and_without_a_file_it_is_28_bytes() -> None:
 def test_every_kind_takes_the_same_bytes_but_for_masters(demand, kind, apart, spills) -> None:
     room = demand.room(kind, apart=apart, spills=spills)
     here = demand.room(NONE, apart=apart, spills=False)
-    masters = NUMBER * demand.numbers if apart and kind is not NONE else 0
-    saved = HALF * demand.upkeep.computing * demand.halved if masters else 0
+    away = apart and kind is not NONE
+    masters = NUMBER * demand.numbers if away else 0
+    saved = HALF * demand.upkeep.computing * demand.halved + demand.copies if away else 0
     copies = NUMBER * demand.upkeep.in_state * demand.numbers if spills or kind is DISK else 0
     assert room.total == here.total + masters - saved + copies
     assert room.device <= here.device

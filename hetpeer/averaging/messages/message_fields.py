@@ -201,7 +201,7 @@ class Place(Schema):
     memory_bytes: Count
     """What its blocks take if everything is in one memory."""
     numbers: Count = 0
-    """Elements of its vectors. This and the next six fields say what the blocks take with each kind of
+    """Elements of its vectors. This and the next seven fields say what the blocks take with each kind of
     offload; a coordinator that does not know them leaves them out.
     """
     kept: Count = 0
@@ -212,6 +212,7 @@ class Place(Schema):
     activation_bytes: Count = 0
     recomputable_bytes: Count = 0
     """Of the activations; 0 also if the coordinator does not know."""
+    copy_bytes: Count = 0
     flops: float
     holders: Count
     """Volunteers that hold or prepare the block of the place that has the fewest holders."""
@@ -233,6 +234,7 @@ class Place(Schema):
             constants=self.constant_bytes,
             activations=self.activation_bytes,
             recomputable=min(self.recomputable_bytes, self.activation_bytes),
+            copies=min(self.copy_bytes, self.activation_bytes),
             halved=min(self.halved, self.numbers),
             upkeep=Upkeep(kept=self.kept, behind=self.behind, in_state=self.in_state),
         )
@@ -250,6 +252,7 @@ def demand_fields(demand: PlaceDemand) -> dict[str, int]:
         "constant_bytes": demand.constants,
         "activation_bytes": demand.activations,
         "recomputable_bytes": demand.recomputable,
+        "copy_bytes": demand.copies,
     }
 
 

@@ -10,7 +10,7 @@ from hetpeer.bootstrap.run.manifest import BlockEntry, Manifest
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.pipeline.place_memory import IN_FLIGHT, PlaceDemand
+from hetpeer.stages.pipeline.place_memory import HALF, IN_FLIGHT, PlaceDemand
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, StepDemand
 
 FLOAT = 4
@@ -27,6 +27,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
         halved=np.array([_halved(manifest, block) for block in blocks], dtype=np.float64),
         upkeep=manifest.upkeep,
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
+        copies=np.array([_copies(manifest, block) for block in blocks], dtype=np.float64),
         crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         reduced=vectors,
         state=manifest.upkeep.in_state * vectors,
@@ -48,6 +49,7 @@ def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
     return PlaceDemand(
         numbers=block.vector_count,
         halved=_halved(manifest, block),
+        copies=IN_FLIGHT * _copies(manifest, block),
         constants=constant_bytes(block),
         activations=IN_FLIGHT * block.activation_bytes,
         recomputable=(IN_FLIGHT - 1) * max(block.activation_bytes - entering, 0),
@@ -58,6 +60,12 @@ def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
 def _halved(manifest: Manifest, block: BlockEntry) -> int:
     """Elements of which a GPU keeps copies in bfloat16."""
     return block.cast_count if manifest.training.keeps_cast else 0
+
+
+def _copies(manifest: Manifest, block: BlockEntry) -> int:
+    """Bytes that a microbatch keeps of autocast's copies of weights; none where it recomputes."""
+    copies = HALF * _halved(manifest, block)
+    return copies if copies < block.activation_bytes else 0
 
 
 def constant_bytes(block: BlockEntry) -> int:

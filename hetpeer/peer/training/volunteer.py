@@ -55,11 +55,12 @@ from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in, recomputing
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.parameter_reads import without_copies
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.place_memory import Choice, PlaceDemand, Room, choose, room_text
+from hetpeer.stages.pipeline.place_memory import Choice, PlaceDemand, Room, choose, room_text, runs_away
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, shortest
 
 LAST_WORD_S = 1.0
@@ -345,12 +346,15 @@ class Volunteer:
             room_text(self.offload.room, apart=self.offer.memory.apart),
             self.offload.kind.value,
         )
+        casts = self._manifest.training.keeps_cast and runs_away(
+            self.offload.kind, apart=self.offer.memory.apart
+        )
         specs = []
         for block in range(begin, end):
             spec, self._prepared[block] = await keep_trying(
                 partial(prepare_block, self._compute, self._files, block, self.offload.kind)
             )
-            specs.append(spec)
+            specs.append(without_copies(spec) if casts else spec)
         beside = replace(self.offload.room, device=self.offload.room.device - self.offload.activations)
         self._specs, beside = recomputing(self.offer.memory, beside, specs, self._least_in_flight(end))
         if again := sum(spec.recompute for spec in self._specs) - sum(spec.recompute for spec in specs):

@@ -43,6 +43,16 @@ def cast_count(spec: BlockSpec) -> int:
     return sum(spec.parameter_specs[name].count for name in cast_parameters(spec))
 
 
+def without_copies(spec: BlockSpec) -> BlockSpec:
+    """The block with those parameters kept in bfloat16: no microbatch keeps copies that autocast makes."""
+    if spec.recompute:
+        return spec
+    cast = [spec.parameter_specs[name] for name in cast_parameters(spec)]
+    # a bias is read in no backward
+    copies = ITEM_BYTES["bfloat16"] * sum(tensor.count for tensor in cast if len(tensor.shape) > 1)
+    return replace(spec, activation_bytes=spec.activation_bytes - copies)
+
+
 def weight_bytes(spec: BlockSpec) -> int:
     """Bytes of parameters and running statistics on a device that keeps what it can in bfloat16."""
     halved = cast_count(spec)

@@ -161,14 +161,20 @@ class PlaceDemand:
     """Bytes of the microbatches under way, on the device."""
     recomputable: int = 0
     """Of these so many need not be kept (pipeline/recomputed_blocks.py)."""
+    copies: int = 0
+    """Those of them that are autocast's copies of weights: weights that are kept in bfloat16 have none."""
     upkeep: Upkeep = Upkeep()
 
     def room(self, kind: Offload, *, apart: bool, spills: bool = True) -> Room:
         """Bytes in each memory; `apart` and `spills` as in `Upkeep.each`."""
         vectors = self.upkeep.each(kind, apart=apart, spills=spills).times(self.numbers)
         saved = HALF * self.upkeep.computing * self.halved if runs_away(kind, apart=apart) else 0
-        device = vectors.device - saved + self.constants + self.activations
+        device = vectors.device - saved + self.constants + self.active(kind, apart=apart)
         return Room(device=device, host=vectors.host, disk=vectors.disk)
+
+    def active(self, kind: Offload, *, apart: bool) -> int:
+        """Bytes of the microbatches under way."""
+        return self.activations - (self.copies if runs_away(kind, apart=apart) else 0)
 
     @property
     def in_one_memory(self) -> int:
@@ -184,6 +190,7 @@ class PlaceDemand:
             constants=sum(demand.constants for demand in demands),
             activations=sum(demand.activations for demand in demands),
             recomputable=sum(demand.recomputable for demand in demands),
+            copies=sum(demand.copies for demand in demands),
             upkeep=demands[0].upkeep if demands else Upkeep(),
         )
 
@@ -213,7 +220,12 @@ def choose(demand: PlaceDemand, offered: Offered) -> Choice:
     this: the coordinator that offers places, and the volunteer that claims one.
     """
     found = []
-    least = replace(demand, activations=demand.activations - demand.recomputable, recomputable=0)
+    least = replace(
+        demand,
+        activations=demand.activations - demand.recomputable,
+        recomputable=0,
+        copies=min(demand.copies // IN_FLIGHT, demand.activations - demand.recomputable),
+    )
     demands = (demand, least) if demand.recomputable else (demand,)
     for one, (kind, spills) in itertools.product(demands, tuple(offered.ways())):
         room = one.room(kind, apart=offered.apart, spills=spills)
@@ -224,7 +236,7 @@ def choose(demand: PlaceDemand, offered: Offered) -> Choice:
             room=room,
             missing=room.beyond(offered),
             scratch=scratch,
-            activations=one.activations,
+            activations=one.active(kind, apart=offered.apart),
         )
         found.append(choice)
         if choice.fits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from hetpeer.stages.block.block import Block, backpropagate, run_range
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW, empty
-from hetpeer.stages.graph.parameter_reads import cast_count
+from hetpeer.stages.graph.parameter_reads import cast_count, cast_parameters, weight_bytes
+from hetpeer.stages.operators.names import EMBEDDING
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 from hetpeer.stages.pipeline.place_memory import PlaceDemand, Upkeep
@@ -81,26 +82,41 @@ def stage_memory(
     constants = sum(spec.nbytes for block in blocks for spec in block.buffer_specs.values())
     in_flight = 2 * hops_after + 1  # as in schedule_1f1b.py
     in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
-    waiting, steps = (in_flight - 1) * found.kept, 1 + upkeep.behind
+    steps = 1 + upkeep.behind
+    halved = sum(cast_count(block) for block in blocks) if casts else 0
+    activations = _activations(found, in_flight, vectors)
+    copies = 0
+    if halved:
+        cast = _activations(footprint(blocks, cast=True), in_flight, sum(map(weight_bytes, blocks)))
+        copies = max(activations - cast, 0)
     return StageMemory(
         state=steps * vectors + constants,
         optimizer=upkeep.kept * vectors,
         slots=steps * LIVE * vectors,
         in_flight=in_flight,
-        waiting=waiting,
+        waiting=(in_flight - 1) * found.kept,
         working=found.peak,
         demand=PlaceDemand(
             numbers=numbers,
             constants=constants,
-            activations=waiting + max(found.peak - vectors, 0),  # which has the gradient
-            halved=sum(cast_count(block) for block in blocks) if casts else 0,
+            activations=activations,
+            copies=copies,
+            halved=halved,
             upkeep=upkeep,
         ),
     )
 
 
-def footprint(specs: Sequence[BlockSpec]) -> Footprint:
-    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError."""
+def _activations(found: Footprint, in_flight: int, gradient: int) -> int:
+    """Bytes of so many microbatches, without the gradient of the one at work."""
+    return (in_flight - 1) * found.kept + max(found.peak - gradient, 0)
+
+
+def footprint(specs: Sequence[BlockSpec], *, cast: bool = False) -> Footprint:
+    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError.
+
+    `cast`: parameters that autocast casts anyway are in bfloat16.
+    """
     with FakeTensorMode(), torch.enable_grad():
         blocks, owned = [], []
         for spec in specs:
@@ -108,7 +124,10 @@ def footprint(specs: Sequence[BlockSpec]) -> Footprint:
                 {name: empty(tensor, CPU) for name, tensor in kind.items()}
                 for kind in (spec.parameter_specs, spec.buffer_specs, spec.statistic_specs)
             )
-            blocks.append(Block(spec, parameters, buffers, statistics, CPU, rows=True))
+            names = cast_parameters(spec) if cast else frozenset[str]()
+            for name in names:
+                parameters[name] = empty(replace(spec.parameter_specs[name], dtype="bfloat16"), CPU)
+            blocks.append(Block(_unpadded(spec), parameters, buffers, statistics, CPU, cast=names, rows=True))
             owned += [*parameters.values(), *buffers.values(), *statistics.values()]
         with LiveBytes(owned) as live:
             inputs, outputs = _forward(blocks, live)
@@ -116,6 +135,17 @@ def footprint(specs: Sequence[BlockSpec]) -> Footprint:
             leaves = [*inputs.values(), *(tensor for tensor in owned if tensor.requires_grad)]
             _backward([tensor for tensor in leaves if tensor.requires_grad], outputs, live)
             return Footprint(kept=kept, peak=live.peak)
+
+
+def _unpadded(spec: BlockSpec) -> BlockSpec:
+    """The block with lookups that name no padding: how many of its ids are padding is not known here."""
+    return replace(
+        spec,
+        nodes=tuple(
+            replace(node, args=(*node.args[:2], -1, *node.args[3:])) if node.op == EMBEDDING else node
+            for node in spec.nodes
+        ),
+    )
 
 
 def _forward(blocks: Sequence[Block], live: LiveBytes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

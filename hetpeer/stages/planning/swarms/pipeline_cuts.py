@@ -103,6 +103,9 @@ class PipelineCuts:
         self._computed = _sums(work.flops) * work.computed
         self._numbers, self._constants = _sums(work.elements), _sums(work.constants)
         self._kept, self._copied = _sums(work.kept), _sums(work.copied)
+        copies = np.zeros(blocks) if work.copies is None else work.copies
+        self._kept_away = _sums(work.kept - copies)
+        """Bytes of a microbatch where the device keeps weights in bfloat16."""
         self._ways = [_ways(devices, device, work.upkeep) for device in range(len(devices))]
         self._entering = np.broadcast_to(work.crossing[:, None], begin.shape)
         """[a, b]: bytes that enter the blocks [a, b), in memory."""
@@ -125,7 +128,7 @@ class PipelineCuts:
         each = min((way.each.device for way in ways), default=0)
         self._alone = each * work.elements + work.constants + work.kept
         if any(way.away for way in ways):
-            self._alone -= work.upkeep.computing * (NUMBER * work.elements - work.copied)
+            self._alone -= work.upkeep.computing * (NUMBER * work.elements - work.copied) + copies
         """Bytes of devices that each block needs at least, with one microbatch, (B,)."""
         self._least = float(self._alone.sum()) * (1.0 - ROUNDING)
         """Bytes of devices that every pipeline needs: each block somewhere."""
@@ -306,7 +309,8 @@ class PipelineCuts:
         held = way.each.device * numbers + self._constants[blocks]
         if way.away:
             held -= self.work.upkeep.computing * (NUMBER * numbers - self._copied[blocks])
-        memory: Floats = held + under_way * (self._kept[blocks] + bundles)
+        kept = self._kept_away[blocks] if way.away else self._kept[blocks]
+        memory: Floats = held + under_way * (kept + bundles)
         return memory, way.each.host * numbers, way.each.disk * numbers
 
     def _fill(self, order: Sequence[int], cuts: Sequence[int], period: float) -> float:

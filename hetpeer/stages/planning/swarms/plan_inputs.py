@@ -157,6 +157,8 @@ class StepDemand:
     """Microbatches of a step."""
     numbers: Floats | None = None
     """Elements of a block's vector, (B,); None: `constants` are all of a block."""
+    copies: Floats | None = None
+    """Bytes of `kept` that are autocast's copies of weights, (B,); None: none."""
     halved: Floats | None = None
     """Those of which a GPU keeps copies in bfloat16 (B,); None: none."""
     upkeep: Upkeep = PLAIN
@@ -199,6 +201,7 @@ class StepDemand:
             halved=0 if self.halved is None else int(self.halved[blocks].sum()),
             constants=int(self.constants[blocks].sum()),
             activations=int(IN_FLIGHT * self.kept[blocks].sum()),
+            copies=0 if self.copies is None else int(IN_FLIGHT * self.copies[blocks].sum()),
             upkeep=self.upkeep,
         )
 
