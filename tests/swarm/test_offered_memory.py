@@ -15,7 +15,7 @@ async def test_all_kinds_of_offload_train_one_run_to_the_same_bits(swarm: Swarm)
     swarm.run = resign(swarm.run, training=training, layouts=(((0, len(swarm.run.manifest.blocks)),),))
     await swarm.bootstrap(together=3)
     kinds = {"none": "optimizer in memory", "host": "optimizer in memory", "disk": "optimizer on the disk"}
-    volunteers = {kind: swarm.volunteer(kind, "--offload", kind, verbose="-vv") for kind in kinds}
+    volunteers = {kind: swarm.volunteer(kind, "--offload", kind) for kind in kinds}
     for kind, volunteer in volunteers.items():
         await volunteer.says("you are contributing")
         figures = ask(volunteer.home, ControlRequest(do="status")).figures

@@ -201,7 +201,7 @@ class Place(Schema):
     memory_bytes: Count
     """What its blocks take if everything is in one memory."""
     numbers: Count = 0
-    """Elements of its vectors. This and the next seven fields say what the blocks take with each kind of
+    """Elements of its vectors. This and the next eight fields say what the blocks take with each kind of
     offload; a coordinator that does not know them leaves them out.
     """
     kept: Count = 0
