@@ -166,6 +166,8 @@ besieged: setup
 
 gpu: setup
 	$(PY) -m benchmarks.gpu
+	$(PY) -m benchmarks.offload --device cuda --width 2048 --layers 6 --context 1024 --samples 16
+	$(PY) -m benchmarks.stage_peak --device cuda
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-run

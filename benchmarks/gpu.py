@@ -177,8 +177,7 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print(f"skipped: torch {torch.__version__} sees no CUDA device on this machine")
+    if report.without_gpu(options.device):
         return 0
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = devices.pick(options.device)

@@ -323,6 +323,8 @@ def main() -> int:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    if report.without_gpu(options.device):
+        return 0
     torch.set_num_threads(options.threads)
     device = pick(options.device)
     figures: dict[str, Any] = {"device": str(device)}

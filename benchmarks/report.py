@@ -70,6 +70,16 @@ def finish(
     return 0 if figures.get("met", True) else 1
 
 
+def without_gpu(device: str) -> bool:
+    """Whether `device` is a GPU that this machine lacks; says so then."""
+    import torch
+
+    missing = device.startswith("cuda") and not torch.cuda.is_available()
+    if missing:
+        print(f"skipped: torch {torch.__version__} sees no CUDA device on this machine")
+    return missing
+
+
 def machine() -> dict[str, Any]:
     return {
         "processor": _processor(),

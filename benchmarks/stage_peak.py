@@ -89,6 +89,8 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=50257)
     options = parser.parse_args()
+    if report.without_gpu(options.device):
+        return 0
     torch.set_num_threads(2)
     device = pick(options.device)
     microbatches = 2 * (STAGES - 1) + 1
@@ -127,7 +129,8 @@ def show(figures: dict[str, Any]) -> None:
         if isinstance(one, dict) and "planned_bytes" in one:
             plan, found = one["planned_bytes"] / 2**30, one["measured_bytes"] / 2**30
             print(
-                f"{name}: {one['parameters'] / 1e6:.0f} M parameters, {plan:.2f} GiB planned, {found:.2f} measured"
+                f"{name}: {one['parameters'] / 1e6:.0f} M parameters, {plan:.2f} GiB planned, "
+                f"{found:.2f} measured"
             )
     report.show_goals(figures["goals"])
 
