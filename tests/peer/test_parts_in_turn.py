@@ -51,13 +51,11 @@ def test_each_reducer_has_some_parts_at_a_time_in_order():
     for one in parts:
         exports.parts.send(STEP, one)
     assert exports.under_way() == {"a": AT_ONCE, "b": AT_ONCE}
-    while any(
-        one.shard.reducer == "a" for one in exports.free
-    ):  # b stands still
-        exports.arrived(next(one for one in exports.free if one.shard.reducer == "a"))
+    while of_a := [one for one in exports.free if one.shard.reducer == "a"]:  # b stands still
+        exports.arrived(of_a[0])
         assert max(exports.under_way().values()) <= AT_ONCE
-    of_a = [one.shard.index for one in exports.seen if one.shard.reducer == "a"]
-    assert of_a == list(range(count))
+    left = [one.shard.index for one in exports.seen if one.shard.reducer == "a"]
+    assert left == list(range(count))
     assert exports.under_way() == {"b": AT_ONCE}
 
 
