@@ -251,6 +251,24 @@ def test_one_bad_value_is_found_anywhere(bad):
     assert math.isfinite(squared_norm(torch.full((1000,), 3.4e38)))
 
 
+def test_numbers_whose_sum_is_too_large_are_finite():
+    huge = torch.full((1000,), 3e38)
+    assert is_finite(huge)
+    assert first_not_finite([huge, torch.tensor([3e38, math.inf, 3e38]), huge]) == 1
+    assert not is_finite(torch.tensor([math.inf, -math.inf])), "their sum is no number"
+
+
+@given(borders=st.lists(st.integers(0, 3000), max_size=6), lanes=st.sampled_from([1, 64, 1024, 4096]))
+def test_a_squared_norm_by_pieces_has_the_same_bits(borders, lanes):
+    flat = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_numerics, "LANES", lanes)
+        norm = exact_numerics.SquaredNorm(flat.device)
+        for begin, end in itertools.pairwise([0, *sorted(borders), len(flat)]):
+            norm.add(flat[begin:end])
+        assert norm.value() == squared_norm(flat)
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [

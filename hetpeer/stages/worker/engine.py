@@ -278,7 +278,7 @@ class Engine(Executor):
     def _inspect_slot(self, command: v.InspectSlot) -> r.Inspected:
         held = self._held(command.block)
         vector = held.slot(command.step, command.slot)
-        seen = inspect(vector.whole().cpu(), command.normed, command.groups)
+        seen = inspect(vector, command.normed, command.groups)
         if seen.finite:
             held.slot_inspected(command.step, command.slot)
         return seen

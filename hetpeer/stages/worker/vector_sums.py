@@ -13,6 +13,7 @@ weights follow from their inner products. So the vectors are read once for those
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,15 +27,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
+from hetpeer.stages.block.exact_numerics import LANES, SquaredNorm, is_finite
 from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.tensor_codecs import decode, encode
+from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 
+CPU = torch.device("cpu")
 Round = Callable[[v.Rounding, torch.Tensor, Extent], torch.Tensor | None]
 PIECE: Final = 1 << 16
 """Elements added up at a time, in a core's cache."""
@@ -89,7 +92,7 @@ class VectorSums:
 
     def inspect(self, command: v.InspectVector) -> r.Inspected:
         """Carry out `InspectVector`."""
-        vector = self._staging.floats(command.extent, command.elements)
+        vector = InMemory(self._staging.floats(command.extent, command.elements))
         return inspect(vector, command.normed, command.groups, [self._all(piece) for piece in command.pieces])
 
     def _all(self, extent: Extent) -> torch.Tensor:
@@ -97,20 +100,30 @@ class VectorSums:
 
 
 def inspect(
-    vector: torch.Tensor, normed: Ranges, groups: Sequence[Ranges], pieces: Sequence[torch.Tensor] = ()
+    vector: StoredVector, normed: Ranges, groups: Sequence[Ranges], pieces: Sequence[torch.Tensor] = ()
 ) -> r.Inspected:
-    """Digest, finiteness and norms of `vector` (1-D float32, on the CPU), and a look at each of `pieces`.
+    """Digest, finiteness and norms of `vector`, and a look at each of `pieces` (1-D float32, on the CPU).
 
-    `normed` and each of `groups` are the ranges that count for the norm, and for that of a group.
+    `normed` and each of `groups` are the ranges that count for the norm, and for that of a group. The vector
+    is read once, piece by piece: each is in a core's cache for all that is to be found of it.
     """
     started = time.perf_counter()
-    digest, finite = _look(vector)
+    hasher, finite = blake3(), True
+    norms = [[(*ends, SquaredNorm(CPU)) for ends in ranges] for ranges in (normed, *groups)]
+    for begin in range(0, vector.count, LANES):
+        end = min(begin + LANES, vector.count)
+        piece = vector.piece(begin, end).cpu()
+        hasher.update(piece.numpy().data.cast("B"))
+        finite = finite and is_finite(piece)
+        for first, last, norm in itertools.chain.from_iterable(norms):
+            norm.add(piece[max(first - begin, 0) : max(last - begin, 0)])
+    whole, *grouped = (math.fsum(norm.value() for *_, norm in parts) for parts in norms)
     return r.Inspected(
-        digest=digest,
-        squared_norm=_squared_norm(vector, normed),
+        digest=hasher.hexdigest(),
+        squared_norm=whole,
         finite=finite,
         pieces=tuple(map(_look, pieces)),
-        group_squares=tuple(_squared_norm(vector, ranges) for ranges in groups),
+        group_squares=tuple(grouped),
         seconds=time.perf_counter() - started,
     )
 
@@ -120,11 +133,6 @@ def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
     among(how, begin, begin + len(vector))
     part = vector[how.begin - begin : how.end - begin]
     return pack(fingerprint(part.cpu().numpy(), how.block, how.begin, how.key))
-
-
-def _squared_norm(vector: torch.Tensor, ranges: Ranges) -> float:
-    """The squared norm of some ranges of `vector`."""
-    return math.fsum(squared_norm(vector[begin:end]) for begin, end in ranges)
 
 
 def among(how: v.Marking, begin: int, end: int) -> None:
