@@ -201,13 +201,14 @@ class Place(Schema):
     memory_bytes: Count
     """What its blocks take if everything is in one memory."""
     numbers: Count = 0
-    """Elements of its vectors. This and the next eight fields say what the blocks take with each kind of
+    """Elements of its vectors. This and the next nine fields say what the blocks take with each kind of
     offload; a coordinator that does not know them leaves them out.
     """
     kept: Count = 0
     behind: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
     in_state: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
     halved: Count = 0
+    looked_up: Count = 0
     constant_bytes: Count = 0
     activation_bytes: Count = 0
     recomputable_bytes: Count = 0
@@ -236,6 +237,7 @@ class Place(Schema):
             recomputable=min(self.recomputable_bytes, self.activation_bytes),
             copies=min(self.copy_bytes, self.activation_bytes),
             halved=min(self.halved, self.numbers),
+            looked_up=min(self.looked_up, self.numbers),
             upkeep=Upkeep(kept=self.kept, behind=self.behind, in_state=self.in_state),
         )
 
@@ -249,6 +251,7 @@ def demand_fields(demand: PlaceDemand) -> dict[str, int]:
         "behind": demand.upkeep.behind,
         "in_state": demand.upkeep.in_state,
         "halved": demand.halved,
+        "looked_up": demand.looked_up,
         "constant_bytes": demand.constants,
         "activation_bytes": demand.activations,
         "recomputable_bytes": demand.recomputable,

@@ -16,7 +16,7 @@ from hetpeer.stages.block.block_state import Joined, Numbers, State, Whole, dige
 from hetpeer.stages.block.state_file import write_state
 from hetpeer.stages.block.tensor_file import write_tensors
 from hetpeer.stages.data.shards import Arrays
-from hetpeer.stages.graph.parameter_reads import cast_count
+from hetpeer.stages.graph.parameter_reads import cast_count, looked_up_count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -157,6 +157,7 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
         "parameter_count": spec.parameter_count,
         "vector_count": spec.vector_count,
         "cast_count": cast_count(spec),
+        "looked_up_count": looked_up_count(spec),
         "parameter_bytes": spec.parameter_bytes,
         "flops_forward": spec.flops_forward,
         "activation_bytes": spec.activation_bytes,

@@ -56,7 +56,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class BlockEntry(ManifestPart):
     """One block: its graph, its initial state and what it costs per microbatch."""
 
-    LATER = frozenset({"cast_count"})
+    LATER = frozenset({"cast_count", "looked_up_count"})
 
     index: Count
     graph: FileRef
@@ -70,6 +70,8 @@ class BlockEntry(ManifestPart):
     """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
     cast_count: Count = 0
     """Elements of parameters of which a GPU may keep copies in bfloat16 (stages/graph/parameter_reads.py)."""
+    looked_up_count: Count = 0
+    """Elements of tables in which rows are looked up: a microbatch's gradient has only these rows."""
     parameter_bytes: Count
     flops_forward: Count
     activation_bytes: Count

@@ -49,6 +49,7 @@ def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
     return PlaceDemand(
         numbers=block.vector_count,
         halved=_halved(manifest, block),
+        looked_up=block.looked_up_count,
         copies=IN_FLIGHT * _copies(manifest, block),
         constants=constant_bytes(block),
         activations=IN_FLIGHT * block.activation_bytes,

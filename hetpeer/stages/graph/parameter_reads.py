@@ -67,6 +67,11 @@ def looked_up(spec: BlockSpec) -> dict[str, str]:
     return {value: name for value, name, node in _read_once(spec) if _looks_up(node, value)}
 
 
+def looked_up_count(spec: BlockSpec) -> int:
+    """Elements of those tables."""
+    return sum(spec.parameter_specs[name].count for name in looked_up(spec).values())
+
+
 def _looks_up(node: OperatorCall, value: str) -> bool:
     """Whether the call is an embedding in the table `value`, without scaling by frequency."""
     return node.op == EMBEDDING and node.args[0] == Ref(value) and not any(node.args[3:]) and not node.kwargs

@@ -155,6 +155,10 @@ class PlaceDemand:
     """Those of which copies are kept in bfloat16 (stages/graph/parameter_reads.py): of these weight and
     gradient take half of the bytes on the device.
     """
+    looked_up: int = 0
+    """Elements of tables in which rows are looked up: a microbatch's gradient has but the rows that it names
+    (stages/graph/parameter_reads.py).
+    """
     constants: int = 0
     """Bytes, always on the device."""
     activations: int = 0
@@ -169,6 +173,7 @@ class PlaceDemand:
         """Bytes in each memory; `apart` and `spills` as in `Upkeep.each`."""
         vectors = self.upkeep.each(kind, apart=apart, spills=spills).times(self.numbers)
         saved = HALF * self.upkeep.computing * self.halved if runs_away(kind, apart=apart) else 0
+        saved += NUMBER * self.looked_up
         device = vectors.device - saved + self.constants + self.active(kind, apart=apart)
         return Room(device=device, host=vectors.host, disk=vectors.disk)
 
@@ -187,6 +192,7 @@ class PlaceDemand:
         return cls(
             numbers=sum(demand.numbers for demand in demands),
             halved=sum(demand.halved for demand in demands),
+            looked_up=sum(demand.looked_up for demand in demands),
             constants=sum(demand.constants for demand in demands),
             activations=sum(demand.activations for demand in demands),
             recomputable=sum(demand.recomputable for demand in demands),

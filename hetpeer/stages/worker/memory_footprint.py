@@ -20,7 +20,12 @@ from torch.utils._pytree import tree_leaves
 from hetpeer.stages.block.block import Block, backpropagate, run_range
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW, empty
-from hetpeer.stages.graph.parameter_reads import cast_count, cast_parameters, weight_bytes
+from hetpeer.stages.graph.parameter_reads import (
+    cast_count,
+    cast_parameters,
+    looked_up_count,
+    weight_bytes,
+)
 from hetpeer.stages.operators.names import EMBEDDING
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.pipeline.gradient_slots import LIVE
@@ -84,10 +89,13 @@ def stage_memory(
     in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
     steps = 1 + upkeep.behind
     halved = sum(cast_count(block) for block in blocks) if casts else 0
-    activations = _activations(found, in_flight, vectors)
+    rows = sum(map(looked_up_count, blocks))
+    named = ITEM_BYTES["float32"] * rows
+    activations = _activations(found, in_flight, vectors - named)
     copies = 0
     if halved:
-        cast = _activations(footprint(blocks, cast=True), in_flight, sum(map(weight_bytes, blocks)))
+        gradient = sum(map(weight_bytes, blocks)) - named
+        cast = _activations(footprint(blocks, cast=True), in_flight, gradient)
         copies = max(activations - cast, 0)
     return StageMemory(
         state=steps * vectors + constants,
@@ -102,6 +110,7 @@ def stage_memory(
             activations=activations,
             copies=copies,
             halved=halved,
+            looked_up=rows,
             upkeep=upkeep,
         ),
     )
