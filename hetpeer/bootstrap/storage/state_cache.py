@@ -1,8 +1,9 @@
-"""Copies of files and states that are being given to other peers, within a limit of memory.
+"""Copies of files and states that are being given to other peers, within a limit of bytes.
 
-There is one copy of a thing, however many peers take it. Memory that is taken is given up by those who take
-slowly, not by those who come: a download below the floor loses its place as soon as somebody else needs it.
-Peers with a place in the run, and reliable peers, go before strangers, who share a part of the memory.
+A copy is an open file, or a place in a volunteer's exchange file; pieces of it are in memory. There is one
+copy of a thing, however many peers take it. Room that is taken is given up by those who take slowly, not by
+those who come: a download below the floor loses its place as soon as somebody else needs it. Peers with a
+place in the run, and reliable peers, go before strangers, who share a part of the room.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ WINDOW_S, FLOOR = 10.0, 62.5e3
 four downloads at this rate.
 """
 AT_LEAST_S, SLOW = 30.0, 250e3
-"""Seconds, and bytes/s: a download that takes longer than both together may be cut when memory is short."""
+"""Seconds, and bytes/s: a download that takes longer than both together may be cut when room is short."""
 
 T = TypeVar("T")
 
 
 class NoRoomError(Exception):
-    """There is no memory for another copy now."""
+    """There is no room for another copy now."""
 
 
 @dataclass(slots=True, eq=False)
