@@ -289,3 +289,22 @@ async def test_a_file_that_is_cut_short_is_given_to_nobody(nodes: tuple[Node, No
     with pytest.raises(LocalError) as caught:
         disk.store.open(record, 0)
     assert caught.value.code == "HP-CKPT-001"
+
+
+async def test_a_fetch_that_is_given_up_leaves_nothing_in_the_file(
+    nodes: tuple[Node, Node], tmp_path: Path
+) -> None:
+    reliable, other = nodes
+    asked = asyncio.Event()
+    async with volunteer(other, NARROW, tmp_path) as ours:
+        disk = Disk(tmp_path / "disk", ours.spec)
+        record = disk.make(ours.spec)
+        await reliable.serve(PROTOCOL, FileService(disk.shelf(record, asked.set)).handle)
+        loading = asyncio.create_task(ours.load(reliable, record))
+        await asyncio.wait_for(asked.wait(), 30.0)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert await ours.load(reliable, record) == {0: record["blocks"][0]}, "what the worker read is done"
+        assert ours.compute.exchange.used == 0
+        assert ours.compute.exchange.file.nbytes == 0
