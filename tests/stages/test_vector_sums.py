@@ -1,14 +1,19 @@
 """Rounding errors of a codec come back with later vectors; a robust mean is not moved far by a few parts."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpeer.stages.block.exact_numerics import LANES, squared_norm
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.tensor_codecs import decode
 from hetpeer.stages.links.value_codecs import VALUE_CODECS
-from hetpeer.stages.worker.vector_sums import CodecLosses, centered_clip
+from hetpeer.stages.worker.holding.stored_vector import InMemory
+from hetpeer.stages.worker.vector_sums import CodecLosses, centered_clip, inspect
 
 COUNT = 1000
 CODECS = [Codec(values) for values in VALUE_CODECS.values()]
@@ -152,3 +157,15 @@ def test_parts_stay_as_they_are(honest):
     before = [part.clone() for part in honest]
     centered_clip(honest)
     assert all(map(torch.equal, before, honest))
+
+
+def test_norms_of_ranges_are_those_of_the_ranges_alone():
+    """Ranges that end in a piece, at its end, or pieces later, in any order; the same bits as by themselves."""
+    whole = vector(1, 3 * LANES + 17)
+    ends = [0, 5, LANES - 1, LANES, LANES + 1, 2 * LANES, 3 * LANES + 3, 3 * LANES + 17]
+    ranges = list(itertools.pairwise(ends))
+    for chosen in ([ranges[0]], ranges[::2], ranges[::-2], ranges, [(4, 4)], [(7, 3 * LANES)]):
+        seen = inspect(InMemory(whole), chosen, [[], chosen[:1]])
+        apart = [squared_norm(whole[begin:end]) for begin, end in chosen]
+        assert seen.squared_norm == math.fsum(apart)
+        assert seen.group_squares == (0.0, apart[0])

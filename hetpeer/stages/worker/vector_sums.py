@@ -13,9 +13,9 @@ weights follow from their inner products. So the vectors are read once for those
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -109,15 +109,15 @@ def inspect(
     """
     started = time.perf_counter()
     hasher, finite = blake3(), True
-    norms = [[(*ends, SquaredNorm(CPU)) for ends in ranges] for ranges in (normed, *groups)]
+    norms = [_RangesNorm(ranges) for ranges in (normed, *groups)]
     for begin in range(0, vector.count, LANES):
         end = min(begin + LANES, vector.count)
         piece = vector.piece(begin, end).cpu()
         hasher.update(piece.numpy().data.cast("B"))
         finite = finite and is_finite(piece)
-        for first, last, norm in itertools.chain.from_iterable(norms):
-            norm.add(piece[max(first - begin, 0) : max(last - begin, 0)])
-    whole, *grouped = (math.fsum(norm.value() for *_, norm in parts) for parts in norms)
+        for norm in norms:
+            norm.add(begin, piece)
+    whole, *grouped = (norm.squared() for norm in norms)
     return r.Inspected(
         digest=hasher.hexdigest(),
         squared_norm=whole,
@@ -126,6 +126,32 @@ def inspect(
         group_squares=tuple(grouped),
         seconds=time.perf_counter() - started,
     )
+
+
+class _RangesNorm:
+    """The squared norm of some ranges of a vector that passes by; only one of them is being summed."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = deque(sorted(ranges))
+        self._open: SquaredNorm | None = None
+        self._squares: list[float] = []
+
+    def add(self, begin: int, piece: torch.Tensor) -> None:
+        """Take the vector's next elements, from `begin` on."""
+        end = begin + len(piece)
+        while self._ranges and self._ranges[0][0] < end:
+            first, last = self._ranges[0]
+            self._open = self._open or SquaredNorm(CPU)
+            self._open.add(piece[max(first - begin, 0) : last - begin])
+            if last > end:
+                return
+            self._squares.append(self._open.value())
+            self._open = None
+            self._ranges.popleft()
+
+    def squared(self) -> float:
+        """The sum of the ranges' squared norms."""
+        return math.fsum(self._squares)
 
 
 def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
