@@ -323,6 +323,8 @@ async def test_the_gpu_the_limits_and_what_is_wrong(browser: Browser) -> None:
         limits = await page.locator("#limits").inner_text()
         for text in ("20mbit (config.toml)", "none", "2.8 GiB of 300GB", "22:00-07:00 (the command line)"):
             assert text in limits
+        assert "auto; optimizer in main memory" in limits
+        assert "offers 14 GiB" in limits
         assert "held back by" not in limits
         warning = await page.locator("#warnings").inner_text()
         assert warning == "HP-NET-015 no connection gets in: a router. What to do: let TCP through"

@@ -28,6 +28,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
         upkeep=manifest.upkeep,
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
         copies=np.array([_copies(manifest, block) for block in blocks], dtype=np.float64),
+        recomputable=np.array([_recomputable(manifest, block) for block in blocks], dtype=np.float64),
         crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         reduced=vectors,
         state=manifest.upkeep.in_state * vectors,
@@ -43,9 +44,6 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
 
 def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
     """What `block` takes at a holder, with the activations that a place is offered with."""
-    # A block that recomputes keeps what enters it, which is what left the one before. Of the microbatch at
-    # work it has everything.
-    entering = manifest.blocks[block.index - 1].output_bytes if block.index else block.activation_bytes
     return PlaceDemand(
         numbers=block.vector_count,
         halved=_halved(manifest, block),
@@ -53,9 +51,18 @@ def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
         copies=IN_FLIGHT * _copies(manifest, block),
         constants=constant_bytes(block),
         activations=IN_FLIGHT * block.activation_bytes,
-        recomputable=(IN_FLIGHT - 1) * max(block.activation_bytes - entering, 0),
+        recomputable=(IN_FLIGHT - 1) * _recomputable(manifest, block),  # of the one at work there is all
         upkeep=manifest.upkeep,
     )
+
+
+def _recomputable(manifest: Manifest, block: BlockEntry) -> int:
+    """Bytes that a waiting microbatch need not keep.
+
+    A block that recomputes keeps what enters it, which is what left the one before.
+    """
+    entering = manifest.blocks[block.index - 1].output_bytes if block.index else block.activation_bytes
+    return max(block.activation_bytes - entering, 0)
 
 
 def _halved(manifest: Manifest, block: BlockEntry) -> int:

@@ -159,6 +159,8 @@ class StepDemand:
     """Elements of a block's vector, (B,); None: `constants` are all of a block."""
     copies: Floats | None = None
     """Bytes of `kept` that are autocast's copies of weights, (B,); None: none."""
+    recomputable: Floats | None = None
+    """Bytes of `kept` that a microbatch that waits need not keep, (B,); None: none."""
     halved: Floats | None = None
     """Those of which a GPU keeps copies in bfloat16 (B,); None: none."""
     upkeep: Upkeep = PLAIN
@@ -201,6 +203,9 @@ class StepDemand:
             halved=0 if self.halved is None else int(self.halved[blocks].sum()),
             constants=int(self.constants[blocks].sum()),
             activations=int(IN_FLIGHT * self.kept[blocks].sum()),
+            recomputable=0
+            if self.recomputable is None
+            else int((IN_FLIGHT - 1) * self.recomputable[blocks].sum()),
             copies=0 if self.copies is None else int(IN_FLIGHT * self.copies[blocks].sum()),
             upkeep=self.upkeep,
         )
