@@ -28,6 +28,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
         upkeep=manifest.upkeep,
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
         copies=np.array([_copies(manifest, block) for block in blocks], dtype=np.float64),
+        looked_up=np.array([block.looked_up_count for block in blocks], dtype=np.float64),
         recomputable=np.array([_recomputable(manifest, block) for block in blocks], dtype=np.float64),
         crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         reduced=vectors,

@@ -97,8 +97,9 @@ def _work_of(model: str, microbatches: int | None, choices: PresetChoices) -> St
 def preset(gpt: Gpt, microbatches: int, choices: PresetChoices = USUAL) -> StepDemand:
     """AdamW; one sequence a microbatch, one layer a block; embedding and tied head at the ends."""
     tokens, width, layers = gpt.context, gpt.width, gpt.layers
-    parameters = np.full(layers, 12.0 * width * width + 13.0 * width)
-    parameters[0] += (gpt.vocabulary + gpt.context) * width
+    tables = np.zeros(layers)
+    tables[0] = (gpt.vocabulary + gpt.context) * width
+    parameters = np.full(layers, 12.0 * width * width + 13.0 * width) + tables
     flops = np.full(layers, 24.0 * tokens * width * width + 4.0 * tokens * tokens * width)
     flops[-1] += 2.0 * tokens * width * gpt.vocabulary
     crossing = np.full(layers + 1, float(FLOAT * tokens * width))
@@ -108,6 +109,7 @@ def preset(gpt: Gpt, microbatches: int, choices: PresetChoices = USUAL) -> StepD
         flops=flops,
         constants=np.zeros(layers),
         numbers=parameters,
+        looked_up=tables,
         halved=np.full(layers, 12.0 * width * width) if choices.bf16 else None,
         upkeep=Upkeep(kept=ADAMW_KEEPS),
         kept=np.full(layers, kept * tokens * width),

@@ -101,7 +101,7 @@ class PipelineCuts:
         blocks = len(work)
         begin, end = np.indices((blocks + 1, blocks + 1))
         self._computed = _sums(work.flops) * work.computed
-        self._numbers, self._constants = _sums(work.elements), _sums(work.constants)
+        self._numbers, self._constants = _sums(work.elements), _sums(work.always)
         self._kept, self._copied = _sums(work.kept), _sums(work.copied)
         copies = np.zeros(blocks) if work.copies is None else work.copies
         self._kept_away = _sums(work.kept - copies)
@@ -126,7 +126,7 @@ class PipelineCuts:
         """Number of orders whose cuts were sought."""
         ways = [way for ways in self._ways for way in ways]
         each = min((way.each.device for way in ways), default=0)
-        self._alone = each * work.elements + work.constants + work.kept
+        self._alone = each * work.elements + work.always + work.kept
         if any(way.away for way in ways):
             self._alone -= work.upkeep.computing * (NUMBER * work.elements - work.copied) + copies
         """Bytes of devices that each block needs at least, with one microbatch, (B,)."""

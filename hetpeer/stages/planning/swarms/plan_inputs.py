@@ -161,6 +161,8 @@ class StepDemand:
     """Bytes of `kept` that are autocast's copies of weights, (B,); None: none."""
     recomputable: Floats | None = None
     """Bytes of `kept` that a microbatch that waits need not keep, (B,); None: none."""
+    looked_up: Floats | None = None
+    """Elements of tables whose gradient has but the rows that a microbatch names, (B,); None: none."""
     halved: Floats | None = None
     """Those of which a GPU keeps copies in bfloat16 (B,); None: none."""
     upkeep: Upkeep = PLAIN
@@ -189,10 +191,18 @@ class StepDemand:
         return NUMBER * self.elements - saved
 
     @property
+    def always(self) -> Floats:
+        """Bytes of a block that are on the device beside `Upkeep.each` of its elements, (B,).
+
+        A table's gradient makes them fewer.
+        """
+        return self.constants if self.looked_up is None else self.constants - NUMBER * self.looked_up
+
+    @property
     def memory(self) -> Floats:
         """Bytes of a block if everything is in one memory, without activations, (B,)."""
         each = self.upkeep.each(Offload.NONE, apart=False, spills=False)
-        needed: Floats = each.device * self.elements + self.constants
+        needed: Floats = each.device * self.elements + self.always
         return needed
 
     def place(self, begin: int, end: int) -> PlaceDemand:
@@ -200,6 +210,7 @@ class StepDemand:
         blocks = slice(begin, end)
         return PlaceDemand(
             numbers=int(self.elements[blocks].sum()),
+            looked_up=0 if self.looked_up is None else int(self.looked_up[blocks].sum()),
             halved=0 if self.halved is None else int(self.halved[blocks].sum()),
             constants=int(self.constants[blocks].sum()),
             activations=int(IN_FLIGHT * self.kept[blocks].sum()),
