@@ -23,9 +23,10 @@ import numpy as np
 
 from hetpeer.bootstrap.audit.replay_script import Difference, ReplayStep, Segment
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
-from hetpeer.stages.block import state_file
+from hetpeer.dht.base.file_pieces import FilePart
 from hetpeer.stages.block.block_state import BlockState, Layout
 from hetpeer.stages.block.rounding import ROOM, UNIT
+from hetpeer.stages.block.state_file import StateFile
 
 OTHER_KERNELS: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default",
@@ -205,7 +206,7 @@ def compare_states(
 def _load(folder: Path, block: int, layout: Layout, run: BlockState) -> dict[str, Any]:
     """Name → vector in float64, of a state that one_machine.py has saved."""
     kept = sorted(run.optimizer)
-    state = state_file.load((folder / f"block-{block}.safetensors").read_bytes(), block, layout, kept)
+    state = StateFile(FilePart.whole(folder / f"block-{block}.safetensors"), block, layout, kept).state()
     zeros = np.zeros_like(state.parameters)
     vectors = state.vectors()
     return {name: vectors.get(name, zeros).astype(np.float64) for name in ("", *kept)}
