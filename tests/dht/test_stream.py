@@ -6,6 +6,9 @@ Cancellation at each awkward point, and peers that misbehave.
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
+import random
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -17,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.streams.byte_transport import ByteTransport
-from hetpeer.dht.streams.stream import PREFIX, Stream, encode_head
+from hetpeer.dht.base.file_pieces import InMemory
+from hetpeer.dht.streams.byte_transport import ByteTransport, Throttle
+from hetpeer.dht.streams.stream import FILE_PIECE, PREFIX, Stream, encode_head
 from tests.amounts import examples
 
 BIG = 8 << 20
@@ -276,3 +280,84 @@ async def test_the_next_frame_is_not_read_before_the_payload_is_taken() -> None:
         await b.receive()
         with pytest.raises(RuntimeError, match="not taken"):
             await b.receive()
+
+
+class Failing(InMemory):
+    """A file that cannot be read from byte `good` on."""
+
+    def __init__(self, data: bytes, good: int) -> None:
+        super().__init__(data)
+        self._good = good
+
+    def read_into(self, begin: int, target: memoryview) -> None:
+        if begin + len(target) > self._good:
+            raise OSError(errno.EIO, "the disk is broken")
+        super().read_into(begin, target)
+
+
+async def received(stream: Stream, broken_at: int | None = None) -> bytes:
+    """The next payload, taken piece by piece; taking one fails from byte `broken_at` on."""
+    found = bytearray()
+
+    async def take(begin: int, piece: memoryview) -> None:
+        assert begin == len(found)
+        assert len(piece) <= FILE_PIECE
+        if broken_at is not None and begin >= broken_at:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        found.extend(piece)
+
+    await stream.receive()
+    await stream.receive_pieces(take)
+    return bytes(found)
+
+
+CONTENT = random.Random(0).randbytes(2 * FILE_PIECE + 12_345)
+
+
+@pytest.mark.parametrize("rate", [math.inf, 20e6])
+@pytest.mark.parametrize("nbytes", [0, 1, FILE_PIECE, len(CONTENT)])
+async def test_a_file_goes_and_comes_in_pieces_between_other_frames(rate: float, nbytes: int) -> None:
+    data = CONTENT[:nbytes]
+    async with linked() as (a, b):
+        for end in (a, b):
+            throttle = Throttle()
+            throttle.up.limit(rate)
+            throttle.down.limit(rate)
+            end.throttle(throttle)
+        sending = asyncio.create_task(a.send_file({"n": 1}, InMemory(data)))
+        assert await received(b) == data
+        await sending
+        await a.send({"n": 2}, b"after")
+        assert (await b.receive()).header == {"n": 2}
+        assert await b.receive_bytes(10) == b"after"
+
+
+async def test_a_file_that_cannot_be_read_on_breaks_the_stream() -> None:
+    async with linked() as (a, b):
+        sending = asyncio.create_task(a.send_file({}, Failing(CONTENT, FILE_PIECE)))
+        with pytest.raises(PeerLostError):
+            await received(b)
+        with pytest.raises(OSError, match="broken"):
+            await sending
+        assert a.broken
+
+
+async def test_who_cannot_keep_a_piece_breaks_the_stream() -> None:
+    async with linked() as (a, b):
+        sending = asyncio.create_task(a.send_file({}, InMemory(bytes(BIG))))
+        with pytest.raises(OSError, match="full"):
+            await received(b, broken_at=FILE_PIECE)
+        assert b.broken
+        with pytest.raises(PeerLostError):
+            await sending
+
+
+async def test_a_file_that_is_given_up_half_way_breaks_the_stream() -> None:
+    async with linked() as (a, b):
+        sending = asyncio.create_task(a.send_file({}, InMemory(bytes(BIG))))
+        await b.receive()
+        await stalled(sending)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert a.broken
