@@ -30,7 +30,7 @@ async def test_a_graph_that_cannot_be_read_ends_it_before_a_worker_sees_it() -> 
     files: Any = Files(b"\x80")
     worker: Any = None
     with pytest.raises(LocalError, match="HP-RUN-025: the graph of block 3 of this run is refused") as caught:
-        await prepare_block(worker, files, 3, Offload.NONE)
+        await prepare_block(worker, files, 3, Offload.NONE, spills=True)
     assert caught.value.exit_code == ExitCode.VERSION
     assert isinstance(caught.value.__cause__, ProtocolError)
     assert caught.value.why == caught.value.__cause__.what

@@ -174,6 +174,16 @@ async def test_few_sums_are_in_memory(arena, file, offload, most):
     assert found[0] == found[1] == found[2], "equal microbatches have equal sums, wherever they lie"
 
 
+async def test_a_place_that_counts_on_no_disk_has_none(arena, file):
+    """The owner's limit leaves nothing for it: it is for bundles and copies of states then."""
+    scratch = ScratchFile(file, 1 << 30)
+    one = Holder(submitter(cpu_engine(arena, scratch=scratch)), arena, tiny_blocks())
+    await one.load(MODEL, KEPT, offload=Offload.NONE, spills=False)
+    for slot in range(4):
+        await backward(one, slot, slot=slot)
+    assert scratch.used == 0
+
+
 async def test_a_sum_stays_in_memory_if_the_file_has_no_room(arena, file, capfd):
     engine = cpu_engine(arena, scratch=ScratchFile(file, 0))
     one = await holder_of(engine, arena, Offload.NONE)

@@ -206,7 +206,7 @@ class StateFetcher:
 
 
 async def prepare_block(
-    compute: Compute, files: RunFiles, block: int, offload: Offload
+    compute: Compute, files: RunFiles, block: int, offload: Offload, *, spills: bool
 ) -> tuple[BlockSpec, int]:
     """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be
     dumped.
@@ -237,6 +237,7 @@ async def prepare_block(
                     keeps=manifest.optimizer_state,
                     outer=None if manifest.outer is None else manifest.outer.model_dump(),
                     offload=offload,
+                    spills=spills,
                     cast=training.keeps_cast,
                 )
             )

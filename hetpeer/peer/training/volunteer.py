@@ -349,11 +349,12 @@ class Volunteer:
         casts = self._manifest.training.keeps_cast and runs_away(
             self.offload.kind, apart=self.offer.memory.apart
         )
+        prepare = partial(
+            prepare_block, self._compute, self._files, offload=self.offload.kind, spills=self.offload.spills
+        )
         specs = []
         for block in range(begin, end):
-            spec, self._prepared[block] = await keep_trying(
-                partial(prepare_block, self._compute, self._files, block, self.offload.kind)
-            )
+            spec, self._prepared[block] = await keep_trying(partial(prepare, block))
             specs.append(without_copies(spec) if casts else spec)
         beside = replace(self.offload.room, device=self.offload.room.device - self.offload.activations)
         self._specs, beside = recomputing(self.offer.memory, beside, specs, self._least_in_flight(end))

@@ -48,9 +48,9 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
 
     `update`: the rule's settings in the manifest; `groups`: differences for some parameters
     (parameter_groups.py); `keeps`: names of what the rules keep for each parameter; `outer`: settings of the
-    outer optimizer; `offload`: where its vectors will lie; `cast`: with offload, keep weights in bfloat16 on
-    the device where autocast casts them anyway, which excludes `Apply.compensation`. The buffers are copied.
-    A block with the same index is forgotten first.
+    outer optimizer; `offload`: where its vectors will lie; `spills`: whether the scratch file may have any of
+    them; `cast`: with offload, keep weights in bfloat16 on the device where autocast casts them anyway, which
+    excludes `Apply.compensation`. The buffers are copied. A block with the same index is forgotten first.
     """
 
     block: Count
@@ -61,6 +61,7 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
     keeps: tuple[Name, ...]
     outer: dict[Name, Setting] | None = None
     offload: Offload = Offload.NONE
+    spills: bool = True
     cast: bool = False
 
 

@@ -214,6 +214,11 @@ class Choice:
     """Bytes of the room on the device that are for microbatches."""
 
     @property
+    def spills(self) -> bool:
+        """Whether the scratch file has a part of the place."""
+        return self.scratch > 0
+
+    @property
     def fits(self) -> bool:
         """Whether the place fits into what is offered."""
         return not self.missing.total

@@ -48,6 +48,7 @@ class _Prepared:
     buffers: Mapping[str, torch.Tensor]
     rules: BlockRules
     offload: Offload
+    scratch: ScratchFile | None
     cast: bool
 
 
@@ -128,7 +129,12 @@ class Engine(Executor):
         )
         self._forget(spec.index)
         self._prepared[spec.index] = _Prepared(
-            spec=spec, buffers=own, rules=rules, offload=command.offload, cast=command.cast
+            spec=spec,
+            buffers=own,
+            rules=rules,
+            offload=command.offload,
+            scratch=self._scratch if command.spills else None,
+            cast=command.cast,
         )
         return r.BlockPrepared(dump_bytes=dump_bytes(spec, rules))
 
@@ -140,7 +146,7 @@ class Engine(Executor):
             own_memory=self._own_memory,
             offload=prepared.offload,
             cast=prepared.cast,
-            scratch=self._scratch,
+            scratch=prepared.scratch,
             copier=self._staging.copier,
         )
         with self._files.in_use():
