@@ -160,7 +160,7 @@ def test_parts_stay_as_they_are(honest):
 
 
 def test_norms_of_ranges_are_those_of_the_ranges_alone():
-    """Ranges that end in a piece, at its end, or pieces later, in any order; the same bits as by themselves."""
+    """Ranges that end in a piece, at its end, or later, in any order: the same bits as by themselves."""
     whole = vector(1, 3 * LANES + 17)
     ends = [0, 5, LANES - 1, LANES, LANES + 1, 2 * LANES, 3 * LANES + 3, 3 * LANES + 17]
     ranges = list(itertools.pairwise(ends))
