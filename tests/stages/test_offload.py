@@ -92,6 +92,31 @@ async def history(one, compensation=2.0):
     return seen
 
 
+async def test_a_slot_is_applied_where_it_lies_at_all_kinds(arena, file):
+    """Where one slot may be in memory, the first of two is in the file; its room there is free afterwards."""
+    found = []
+    for offload, own_memory in KINDS:
+        scratch = ScratchFile(file, 1 << 20)
+        one = await holder_of(cpu_engine(arena, scratch=scratch, own_memory=own_memory), arena, offload)
+        before = scratch.used
+        for slot, number in ((0, 1), (1, 2)):
+            await backward(one, number, slot=slot)
+        assert (scratch.used > before) == (offload is Offload.DISK)
+        seen = []
+        for spec in one.blocks:
+            common = {"block": spec.index, "slot": 0}
+            look = v.InspectSlot(step=0, normed=((1, spec.vector_count),), **common)
+            inspected = await one.submit(look)
+            update = {"coefficient": 0.5, "plan": 1, "batch": 0, "microbatches": 8, "needed": 1, "base": 0}
+            applied = await one.submit(v.Apply(**common, **update))
+            seen.append((inspected.digest, inspected.squared_norm, applied.digest))
+        found.append(seen)
+        assert scratch.used == before
+        for spec in one.blocks:
+            await one.submit(c.Unload(block=spec.index))
+    assert all(seen == found[0] for seen in found)
+
+
 @pytest.mark.parametrize("outer", [None, OUTER], ids=["plain", "outer"])
 async def test_all_kinds_hold_equal_bits(arena, file, outer):
     elements = sum(spec.vector_count for spec in tiny_blocks())
