@@ -310,6 +310,7 @@ async def test_the_gpu_the_limits_and_what_is_wrong(browser: Browser) -> None:
     settings["limits.down"] = {"value": "none", "source": "default"}
     settings["limits.transfer_cap"] = {"value": "300GB", "source": "default"}
     settings["when.mode"] = {"value": "schedule", "source": "default"}
+    settings["compute.offload"] = {"value": "auto", "source": "default"}
     settings["when.hours"] = {"value": "22:00-07:00", "source": "the command line"}
     daemon.shown["warnings"] = [
         {"code": "HP-NET-015", "what": "no connection gets in", "why": "a router", "fix": "let TCP through"}

@@ -19,6 +19,7 @@ ONCE = {"--bootstrap", "--run", "--home", "--for", "--dry-run", "--trace"}
 OTHER = {
     "node.name": "grandma",
     "compute.device": "cpu",
+    "compute.offload": "disk",
     "when.mode": "schedule",
     "when.hours": "22:00-07:00",
     "when.idle_after": "5m",

@@ -85,6 +85,15 @@ def test_what_a_lane_cannot_answer_ends_the_worker():
 
 def test_options_survive_the_command_line():
     options = WorkerOptions(
-        socket=3, arena=4, exchange=6, parent=5, device="cuda:1", threads=2, nice=0, gpu_memory=0.85
+        socket=3,
+        arena=4,
+        exchange=6,
+        scratch=7,
+        scratch_bytes=1 << 40,
+        parent=5,
+        device="cuda:1",
+        threads=2,
+        nice=0,
+        gpu_memory=0.85,
     )
     assert WorkerOptions.parse(options.arguments()) == options

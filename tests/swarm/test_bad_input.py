@@ -92,7 +92,7 @@ async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
     homeless = swarm.volunteer("homeless", home=in_the_way)
     full = swarm.volunteer("full", before="small_disk")
     late = swarm.volunteer("late", before="clock_behind")
-    small = swarm.volunteer("small", "--ram-limit", "1MiB")
+    small = swarm.volunteer("small", "--ram-limit", "256KiB")
     newer = swarm.volunteer("newer", before="newer_wire")
     await fails(homeless, ExitCode.CONFIG, "HP-DISK-001", "file")
     await fails(full, ExitCode.TOO_SMALL, "HP-DISK-002", "no room")

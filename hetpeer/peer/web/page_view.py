@@ -50,8 +50,8 @@ AT_WORK = frozenset(
         DaemonState.WAITING,
     }
 )
-SHOWN_SECTIONS = ("limits", "when")
-"""Sections of the settings on the page."""
+SHOWN = ("limits.", "when.", "compute.offload")
+"""What the names of the settings on the page begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,5 +230,5 @@ def _shown(governing: LimitsInForce) -> dict[str, dict[str, str]]:
             "source": Path(one.source).name if one.source.startswith("/") else one.source,
         }
         for key, one in governing.told.items()
-        if key.partition(".")[0] in SHOWN_SECTIONS
+        if key.startswith(SHOWN)
     }
