@@ -26,6 +26,7 @@ import torch
 from benchmarks import report
 from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.averaging.optim.update_rules import rule_of
+from hetpeer.dht.base.file_pieces import OpenFile
 from hetpeer.examples.gpt import GPT
 from hetpeer.stages.block.block_state import BlockState, layout_of
 from hetpeer.stages.block.device import pick
@@ -259,8 +260,8 @@ def measure(stage: Stage, kinds: Sequence[Offload], microbatches: int, seed: int
     """Bytes and seconds of each kind; steps of all kinds in turn."""
     figures: dict[str, Any] = {}
     trainers: dict[Offload, Trainer] = {}
-    with tempfile.TemporaryFile() as file:
-        scratch = ScratchFile(file.fileno(), 64 << 30)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = ScratchFile(OpenFile.nameless(Path(folder)), 64 << 30)
         for kind in kinds:
             before = scratch.used
             trainer = trainers[kind] = Trainer(stage, kind, scratch, seed)
