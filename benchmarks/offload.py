@@ -1,4 +1,4 @@
-"""What a place takes on the device, in main memory and in the scratch file, and what offload costs in time.
+"""Bytes of a place on the device, in main memory and in the scratch file, and the time that offload costs.
 
 One engine holds some layers of a GPT and trains them with each kind of offload in turn, step by step, so that
 all kinds see the same machine. On a GPU the device's bytes are torch's count at its peak. On a CPU a second
@@ -338,7 +338,7 @@ def main() -> int:
 
 
 def goals(figures: dict[str, Any], kind: str) -> dict[str, bool]:
-    """What was to be shown."""
+    """Goal → whether it is met."""
     found = {}
     for name, most in ON_DEVICE.items():
         own = figures[name]

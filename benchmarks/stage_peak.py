@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def goals(figures: dict[str, Any]) -> dict[str, bool]:
-    """What was to be shown."""
+    """Goal → whether it is met."""
     cases = {name: one for name, one in figures.items() if isinstance(one, dict)}
     near = {
         f"{name}: measured within {NEAR:.0%} of planned": abs(

@@ -79,7 +79,7 @@ class Hello(Schema):
 
     @property
     def offered(self) -> Offered | None:
-        """What it offers to a place; None: it does not say."""
+        """Its offer to a place; None: it does not say."""
         if not self.memory_bytes:
             return None
         return Offered(

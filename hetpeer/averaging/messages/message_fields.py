@@ -199,7 +199,7 @@ class Place(Schema):
     begin: Block
     end: Block
     memory_bytes: Count
-    """What its blocks take if everything is in one memory."""
+    """Bytes that its blocks take with everything in one memory."""
     numbers: Count = 0
     """Elements of its vectors. This and the next nine fields say what the blocks take with each kind of
     offload; a coordinator that does not know them leaves them out.
@@ -212,7 +212,7 @@ class Place(Schema):
     constant_bytes: Count = 0
     activation_bytes: Count = 0
     recomputable_bytes: Count = 0
-    """Of the activations; 0 also if the coordinator does not know."""
+    """Part of the activations that can be computed again; 0 also if the coordinator does not know."""
     copy_bytes: Count = 0
     flops: float
     holders: Count
@@ -227,7 +227,7 @@ class Place(Schema):
 
     @property
     def demand(self) -> PlaceDemand:
-        """What its blocks take. Of a coordinator that names one sum only: that sum, always on the device."""
+        """Demand of its blocks. If the coordinator names one sum only: that sum, always on the device."""
         if not self.numbers:
             return PlaceDemand(activations=self.memory_bytes)
         return PlaceDemand(

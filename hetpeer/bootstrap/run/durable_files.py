@@ -156,7 +156,7 @@ class GrowingFile:
 
     @property
     def part(self) -> FilePart:
-        """What was written."""
+        """The bytes that were written."""
         return FilePart(self._file, 0, self._file.nbytes)
 
     def keep(self, path: Path, mode: int = 0o644) -> None:

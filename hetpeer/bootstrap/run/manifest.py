@@ -174,7 +174,7 @@ class Manifest(ManifestPart):
 
     @property
     def upkeep(self) -> Upkeep:
-        """What a holder keeps of each parameter besides weight, gradient and one step's slots."""
+        """Numbers that a holder keeps of each parameter besides weight, gradient and one step's slots."""
         # the copy, the mean of copies
         delayed = 2 if self.averaging is not None and self.averaging.delayed else 0
         rounded = self.links.reduce != "none"
