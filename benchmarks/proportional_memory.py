@@ -25,9 +25,9 @@ class VolunteerMemory:
     """Largest sizes of one volunteer so far, in bytes."""
 
     largest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS.values(), 0))
-    """Of each process."""
+    """Largest size of each process."""
     together: dict[str, int] = field(default_factory=dict)
-    """Of all processes at the moment at which their sum was largest."""
+    """Sizes of all processes at the moment at which their sum was largest."""
     looks: int = 0
 
     def look(self, parts: dict[str, psutil.Process]) -> None:

@@ -45,7 +45,7 @@ from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.span_trace import SUFFIX
 
 THREADS = 2
-"""Of the process that trains alone."""
+"""Threads of the process that trains alone."""
 END = "<|endoftext|>"
 BY_STEP, IN_ALL, NEAR = 0.9, 0.85, 1e-5
 """Goals: our speed compared with one process, by the middle step and in all; relative difference of the

@@ -44,7 +44,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
 
 
 def demand_of(manifest: Manifest, block: BlockEntry) -> PlaceDemand:
-    """What `block` takes at a holder, with the activations that a place is offered with."""
+    """Memory that `block` takes at a holder, with the activations that a place is offered with."""
     return PlaceDemand(
         numbers=block.vector_count,
         halved=_halved(manifest, block),

@@ -42,7 +42,7 @@ class VolunteerState:
     product_flops: float = 0.0
     """FLOP/s in products of large matrices; `flops_per_second` if nothing else was tried; 0: not reported."""
     offered: Offered | None = None
-    """What it offers to a place; None: not reported, and taken to be enough for any."""
+    """Its offer to a place; None: not reported, and taken to be enough for any."""
     name: str = ""
     life_cycle: LifeCycle = LifeCycle.JOINING
     cluster: int = -1

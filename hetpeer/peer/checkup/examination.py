@@ -86,7 +86,7 @@ async def network_process() -> Verdict:
 
 
 async def worker() -> tuple[WorkerInfo, float]:
-    """What the compute worker says of itself after a warm-up as in `hetpeer join`, and its FLOP/s.
+    """The compute worker's words on itself after a warm-up as in `hetpeer join`, and its FLOP/s.
 
     Raises `LocalError` HP-GPU-001, HP-GPU-002, HP-GPU-003, and what the worker says of its device.
     """

@@ -180,7 +180,7 @@ def settings(owner: Owner) -> Verdict:
 
 
 def place(owner: Owner, home: Path, info: WorkerInfo) -> Verdict:
-    """What a place may take here with a worker like `info`, and how large a place may be."""
+    """Memory that a place may take here with a worker like `info`, and the largest place."""
     limits = OwnersLimits.by(owner.value)
     ram, disk = limits.ram_bytes(), limits.disk_bytes(nearest(home))
     return thresholds.place(limits.offered(info, ram, disk))

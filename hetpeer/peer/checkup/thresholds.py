@@ -194,7 +194,7 @@ def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Ve
 
 
 def place(offered: Offered) -> Verdict:
-    """What is offered to a place, and the most parameters of one, by where the optimizer is (AdamW)."""
+    """The offer to a place, and the most parameters of one, by where the optimizer is (AdamW)."""
     kinds = [kind for kind in offered.kinds if offered.apart or kind is not Offload.HOST] or [Offload.NONE]
     most = {kind: capacity(replace(offered, kinds=(kind,)), Upkeep()) for kind in kinds}
     sizes = " or ".join(

@@ -96,7 +96,7 @@ class VolunteerStatus(BaseModel):
     computes: float = 0.0
     """The share of its time in which its worker computes."""
     memory: Text = ""
-    """What it offers to a place, and where the optimizer of its place is, in words."""
+    """Its offer to a place, and where the optimizer of its place is, in words."""
     lines: Annotated[tuple[LinkStatus, ...], Field(max_length=16)] = ()
 
 

@@ -1,4 +1,4 @@
-"""What a machine offers to a place: memory of its device, main memory and disk, within the owner's limits."""
+"""A machine's offer to a place: memory of its device, main memory and disk, within the owner's limits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OwnersLimits:
         return _within(share_or_bytes(self.disk), shutil.disk_usage(folder).free)
 
     def offered(self, info: WorkerInfo, ram: int, disk: int) -> Offered:
-        """What a place may take with a worker like `info`, of these bytes of main memory and disk. Pure."""
+        """Memory for a place with a worker like `info`, of these bytes of main memory and disk. Pure."""
         return Offered(
             device=device_offered(info, share(self.gpu_memory)) if on_gpu(info) else ram,
             host=host_offered(ram) if on_gpu(info) else 0,

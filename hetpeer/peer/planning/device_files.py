@@ -85,7 +85,7 @@ class DeviceEntry(FrontEntry):
 
     @property
     def beside(self) -> Beside:
-        """What it offers beside the memory that it computes in."""
+        """Its offer beside the memory that it computes in."""
         return Beside(
             host=(self.host_gib or 0.0) * GIB,
             disk=(self.disk_gib or 0.0) * GIB,
