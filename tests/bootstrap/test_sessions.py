@@ -22,7 +22,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
-from hetpeer.dht.streams.stream import encode_head
+from hetpeer.dht.streams.frame import encode_head
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import Kept, until
 

@@ -19,7 +19,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd import silent_connections
 from hetpeer.dht.p2pd.silent_connections import MAX_UNKNOWN, _end_of
-from hetpeer.dht.streams.stream import Stream, encode_head
+from hetpeer.dht.streams.frame import encode_head
+from hetpeer.dht.streams.stream import Stream
 from tests.dht.test_channel import until
 
 ECHO = "test/echo"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import MAX_DEPTH
-from hetpeer.dht.streams.stream import MAX_HEADER, PREFIX, decode_header, decode_prefix, encode_head
+from hetpeer.dht.streams.frame import MAX_HEADER, PREFIX, decode_header, decode_prefix, encode_head
 
 scalars = (
     st.none()

@@ -25,7 +25,8 @@ from hetpeer.dht.p2pd.listener import DATA
 from hetpeer.dht.streams.abuse import STRANGER, Offence, OffenceError
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.flow_control import GrantBudget, GrantQueue, HeldBytes, LinkGrants
-from hetpeer.dht.streams.stream import PREFIX, Stream, encode_head
+from hetpeer.dht.streams.frame import PREFIX, encode_head
+from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 from tests.dht.peer_process import ECHO, ChildPeer
 from tests.dht.test_channel import Kept, until

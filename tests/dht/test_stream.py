@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
 from hetpeer.dht.base.file_pieces import InMemory
 from hetpeer.dht.streams.byte_transport import ByteTransport, Throttle
-from hetpeer.dht.streams.stream import FILE_PIECE, PREFIX, Stream, encode_head
+from hetpeer.dht.streams.frame import PREFIX, encode_head
+from hetpeer.dht.streams.stream import FILE_PIECE, Stream
 from tests.amounts import examples
 
 BIG = 8 << 20

@@ -19,7 +19,7 @@ from hetpeer.averaging.member.tensor_heads import (
     decode_head,
 )
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.streams.stream import decode_header
+from hetpeer.dht.streams.frame import decode_header
 from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.links.codec import Codec, EncodedTensor

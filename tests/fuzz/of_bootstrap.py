@@ -40,7 +40,7 @@ from hetpeer.bootstrap.run.vouchers import (
 )
 from hetpeer.bootstrap.storage.replication import _Keep
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.dht.streams.stream import decode_header
+from hetpeer.dht.streams.frame import decode_header
 from tests.fuzz.target import RUN, A, B, Target, known, same
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

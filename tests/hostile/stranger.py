@@ -41,7 +41,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 from hetpeer.dht.kademlia.table import MAX_RECORDS, SHARDS, KnownKeys, shard_of
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.stream import encode_head
+from hetpeer.dht.streams.frame import encode_head
 from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.dht.identities import identities

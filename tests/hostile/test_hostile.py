@@ -25,7 +25,8 @@ from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.stream import Stream, encode_head
+from hetpeer.dht.streams.frame import encode_head
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.peer.transport.uplink import ACTIVATIONS
 from hetpeer.stages.pipeline.routes import Hop

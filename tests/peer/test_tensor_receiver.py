@@ -22,7 +22,8 @@ from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.channels.channel_server import MAX_LANES
-from hetpeer.dht.streams.stream import Stream, encode_head
+from hetpeer.dht.streams.frame import encode_head
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.task_execution import HeldPlace

@@ -22,8 +22,9 @@ from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.base.runtime import heed_cancellation
 from hetpeer.dht.streams import flow_control
 from hetpeer.dht.streams.flow_control import GrantLane
+from hetpeer.dht.streams.frame import MAX_HEADER
 from hetpeer.dht.streams.rate_meter import RateMeter
-from hetpeer.dht.streams.stream import MAX_HEADER, Stream
+from hetpeer.dht.streams.stream import Stream
 
 BEAT_S = 1.0
 """Most seconds without a sign of life: an idle side acknowledges. Silence means frozen or cut off."""

@@ -12,8 +12,9 @@ from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.channels.channel import Channel, ChannelReceiver
 from hetpeer.dht.channels.redial import TRY_S, pause_s
 from hetpeer.dht.node.node import Node
+from hetpeer.dht.streams.frame import MAX_HEADER
 from hetpeer.dht.streams.rate_meter import RateMeter
-from hetpeer.dht.streams.stream import MAX_HEADER, Stream
+from hetpeer.dht.streams.stream import Stream
 
 MAX_LANES = 4
 """Channels of one protocol that a peer may have with us at a time."""

@@ -87,6 +87,8 @@ class Delivery:
 
     peer: PeerTraffic
     nbytes: int = 0
+    drips: bool = False
+    """Whether the last bytes came in drops."""
 
     def came(self, nbytes: int) -> None:
         """Count `nbytes` that arrived."""

@@ -1,96 +1,35 @@
 """A stream of frames between two peers: what every protocol above the network uses (docs/links.md).
 
-    offset 0   2 bytes  magic "hp"
-           2   u8       version of this layout
-           3   u8       reserved, zero
-           4   u32      header length in bytes, at most MAX_HEADER
-           8   u64      payload length in bytes
-          16   header   msgpack map with string keys
-               payload  raw
-
-All integers are little-endian. Sizes are checked before anything is allocated, and the decoders raise
-`ProtocolError` and nothing else, whatever the bytes are. byte_transport.py moves the bytes.
+frame.py lays out a frame, byte_transport.py moves the bytes, frame_guard.py ends a stream whose peer is late.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import msgpack
-
-from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.file_pieces import Readable, read
-from hetpeer.dht.base.untrusted import decode_map
 from hetpeer.dht.identity.addresses import customer_in
-from hetpeer.dht.streams.abuse import (
-    FRAME_S,
-    MEMBER,
-    DeliveryState,
-    FrameWatch,
-    Offence,
-    OffenceError,
-    PeerTraffic,
-)
+from hetpeer.dht.streams.abuse import MEMBER, PeerTraffic
 from hetpeer.dht.streams.byte_transport import ByteTransport, Throttle, ThrottledDirection
+from hetpeer.dht.streams.frame import (
+    DEFAULT_PAYLOAD_LIMIT,
+    MAX_HEADER,
+    PREFIX,
+    FrameHead,
+    decode_header,
+    decode_prefix,
+    encode_head,
+)
+from hetpeer.dht.streams.frame_guard import Deadline, FrameGuard
 
-MAGIC = b"hp"
-VERSION = 1
-PREFIX = struct.Struct("<2sBBIQ")
-MAX_HEADER = 64 * 1024
-"""Bytes of one header."""
-DEFAULT_PAYLOAD_LIMIT = 1 << 30
-"""Bytes of one payload if the receiver names no limit of its own."""
-GUARD_S = 1.0
-"""Seconds between looks at an incomplete frame."""
 _SKIP_CHUNK = 256 * 1024
 FILE_PIECE = 1 << 20
 """Bytes of a file that are in memory at a time while it is sent or received; many transfers may be under way.
 """
-
-
-def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
-    """Prefix and header of one frame. Raises ValueError or TypeError if it could not be decoded again."""
-    packed: bytes = msgpack.packb(dict(header), use_bin_type=True)
-    if len(packed) > MAX_HEADER:
-        raise ValueError(f"header of {len(packed)} bytes; the limit is {MAX_HEADER}")
-    return PREFIX.pack(MAGIC, VERSION, 0, len(packed), payload_length) + packed
-
-
-def decode_prefix(
-    data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT, header_limit: int = MAX_HEADER
-) -> tuple[int, int]:
-    """(header length, payload length) from a frame's first 16 bytes. Raises `ProtocolError`."""
-    if len(data) != PREFIX.size:
-        raise ProtocolError(f"a frame prefix of {len(data)} bytes")
-    magic, version, reserved, header_length, payload_length = PREFIX.unpack(data)
-    if magic != MAGIC:
-        raise ProtocolError("a stream that does not carry hetpeer frames")
-    if version != VERSION or reserved != 0:
-        raise ProtocolError(f"frame version {version}.{reserved}; this peer speaks {VERSION}.0")
-    if not 0 < header_length <= header_limit:
-        raise ProtocolError(f"a header of {header_length} bytes; the limit is {header_limit}")
-    if payload_length > payload_limit:
-        raise ProtocolError(f"a payload of {payload_length} bytes; the limit here is {payload_limit}")
-    return header_length, payload_length
-
-
-def decode_header(data: bytes) -> dict[str, Any]:
-    """The header: a map with string keys, of None, bool, int, float, str, bytes, lists and such maps."""
-    return decode_map(data, limit=MAX_HEADER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameHead:
-    """The head of a received frame; its payload is still to be taken from the stream."""
-
-    header: dict[str, Any]
-    payload_length: int
 
 
 class Stream:
@@ -113,8 +52,6 @@ class Stream:
         self._wire = wire
         self.pace = MEMBER
         """Delivery required of the peer while one of its frames is incomplete."""
-        self.drips = False
-        """Whether the last bytes came in drops."""
         self.used_at = asyncio.get_running_loop().time()
         """Loop time at which a payload last began or ended, in either direction."""
         self._throttle: Throttle | None = None
@@ -151,7 +88,7 @@ class Stream:
         buffers = [memoryview(part).cast("B") for part in payload]
         head = encode_head(header, sum(len(part) for part in buffers))
         up = self._throttle.up if self._throttle is not None else None
-        async with _Deadline(self, timeout_s, "took no data"), self._sending:
+        async with Deadline(self._wire, timeout_s, "took no data"), self._sending:
             self._use(len(buffers))
             if up is not None and not up.unlimited and buffers:
                 up.passed(len(head))
@@ -174,7 +111,7 @@ class Stream:
         """
         head = encode_head(header, source.nbytes)
         up = self._throttle.up if self._throttle is not None else None
-        async with _Deadline(self, timeout_s, "took no data"), self._sending:
+        async with Deadline(self._wire, timeout_s, "took no data"), self._sending:
             self._use(source.nbytes)
             if up is not None:
                 up.passed(len(head))
@@ -221,7 +158,7 @@ class Stream:
         """
         if self._payload_left:
             raise RuntimeError("the payload of the previous frame was not taken")
-        async with _Deadline(self, timeout_s, "sent no complete message"), _Guard(self, None, silence_s):
+        async with Deadline(self._wire, timeout_s, "sent no complete message"), self._guard(None, silence_s):
             try:
                 # One peeked head, consumed as a whole: a cancelled receive can be called again.
                 header_length, payload_length = decode_prefix(
@@ -250,7 +187,7 @@ class Stream:
                 ProtocolError(f"a payload of {self._payload_left} bytes where {len(view)} were due")
             )
         down = self._throttle.down if self._throttle is not None else None
-        async with _Deadline(self, timeout_s, "did not finish a payload"), _Guard(self, len(view)):
+        async with Deadline(self._wire, timeout_s, "did not finish a payload"), self._guard(len(view)):
             if down is not None and not down.unlimited:
                 await self._in_turn(down, [view], self._wire.read_into, "a payload was given up half-way")
             else:
@@ -278,7 +215,7 @@ class Stream:
         down = self._throttle.down if self._throttle is not None else None
         length = self._payload_left
         try:
-            async with _Guard(self, length):
+            async with self._guard(length):
                 for begin in range(0, length, FILE_PIECE):
                     piece = buffer[: length - begin]
                     for part in (piece,) if down is None or down.unlimited else down.pieces(piece):
@@ -294,7 +231,7 @@ class Stream:
     async def skip(self) -> None:
         """Read and drop the payload; errors as `receive_into`."""
         waste = memoryview(bytearray(min(self._payload_left, _SKIP_CHUNK)))
-        async with _Guard(self, self._payload_left):
+        async with self._guard(self._payload_left):
             while self._payload_left:
                 chunk = waste[: self._payload_left]
                 await self._wire.read_into(chunk)
@@ -347,6 +284,9 @@ class Stream:
             self._wire.abort(broken)
             raise
 
+    def _guard(self, length: int | None, silence_s: float | None = None) -> FrameGuard:
+        return FrameGuard(self._wire, self.pace, length, silence_s)
+
     def _use(self, payload: int) -> None:
         """Note the time of a frame with a payload; frames without one only show that the peer is alive."""
         if payload:
@@ -356,90 +296,3 @@ class Stream:
         """The same error with the peer named. The stream is broken, since its next frame cannot be found."""
         self.abort()
         return ProtocolError(error.what, peer=self.peer_id, why=error.why)
-
-
-@dataclass(slots=True)
-class _Heard:
-    """Time at which bytes came last (loop time), and their total number by then."""
-
-    at: float
-    nbytes: int
-
-
-def _drip(stream: Stream) -> OffenceError:
-    return OffenceError(Offence.DRIP, "a stream that drips", peer=stream.peer_id)
-
-
-class _Guard(AbstractAsyncContextManager[None]):
-    """Checks once a second that an incomplete frame makes progress, and breaks the stream if not.
-
-    `length` None: a head, which may begin at any time unless the peer is silent for `silence_s`.
-    """
-
-    def __init__(self, stream: Stream, length: int | None, silence_s: float | None = None) -> None:
-        self._stream = stream
-        self._wire = stream._wire  # noqa: SLF001 - a part of it
-        self._length = length
-        self._silence_s = silence_s
-        self._loop = asyncio.get_running_loop()
-        self._watch: FrameWatch | None = None
-        """Watch of the frame, made at the first look that finds it incomplete: most frames never need one."""
-        self._drips = False
-
-    async def __aenter__(self) -> None:
-        now, self._delivery = self._loop.time(), self._wire.delivery
-        self._began = now, self._delivery.nbytes, self._delivery.peer.nbytes
-        self._own, self._peer = _Heard(now, self._began[1]), _Heard(now, self._began[2])
-        self._timer = self._loop.call_later(GUARD_S, self._look)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        self._stream.drips = self._watch is not None and self._watch.drips
-        if self._drips and isinstance(error, PeerLostError):
-            raise _drip(self._stream) from None
-
-    def _look(self) -> None:
-        """Abort the stream if the peer is silent or drips; otherwise look again in GUARD_S."""
-        now, delivery = self._loop.time(), self._wire.delivery
-        for heard, nbytes in ((self._peer, delivery.peer.nbytes), (self._own, delivery.nbytes)):
-            if nbytes > heard.nbytes:
-                heard.at, heard.nbytes = now, nbytes
-        if self._watch is None and self._length is not None:
-            self._watch = FrameWatch(self._delivery, self._length, self._began, self._stream.pace)
-        elif self._watch is None and self._wire.pending:
-            began = now, delivery.nbytes, delivery.peer.nbytes
-            self._watch = FrameWatch(delivery, MAX_HEADER, began, self._stream.pace)
-        silent = self._silence_s is not None and (
-            now - self._peer.at >= self._silence_s or now - self._own.at >= FRAME_S
-        )
-        verdict = DeliveryState.FINE if self._watch is None else self._watch.judge(now)
-        if silent or verdict is not DeliveryState.FINE:
-            self._drips = verdict is DeliveryState.DRIPS
-            self._wire.abort("it is silent" if silent else verdict.value)
-            return
-        self._timer = self._loop.call_later(GUARD_S, self._look)
-
-
-class _Deadline(AbstractAsyncContextManager[None]):
-    """Turns a missed deadline into a broken stream and a `PeerLostError`."""
-
-    def __init__(self, stream: Stream, timeout_s: float | None, what: str) -> None:
-        self._stream = stream
-        self._timeout = asyncio.timeout(timeout_s)
-        self._why = f"it {what} within {timeout_s} s"
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            self._stream.abort()
-            if self._stream.drips:
-                raise _drip(self._stream) from None
-            raise PeerLostError(self._stream.peer_id, self._why) from None
