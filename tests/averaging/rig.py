@@ -20,9 +20,9 @@ def place(begin=0, end=2, cluster=0):
     return m.Place(cluster=cluster, begin=begin, end=end, memory_bytes=1, flops=1.0, holders=0, open=True)
 
 
-def new_member(*, fingerprints=False):
+def new_member():
     hello = m.Hello(run="run", incarnation=7)
-    member = Member(ME, hello, ModelShape({0: 10, 1: 20}, slot_capacity=2, fingerprints=fingerprints))
+    member = Member(ME, hello, ModelShape({0: 10, 1: 20}, slot_capacity=2))
     member.connected()
     return member
 
@@ -44,8 +44,10 @@ def begin(step=STEP.number, line=LINE):
     )
 
 
-def plan(number=1, ids=(0,)):
-    covers = tuple(m.Cover(block=b, slots=((ME, ids),), reducers=((ME, 1),), receivers=(ME,)) for b in (0, 1))
+def plan(number=1, ids=(0,), receivers=(ME,)):
+    covers = tuple(
+        m.Cover(block=b, slots=((ME, ids),), reducers=((ME, 1),), receivers=receivers) for b in (0, 1)
+    )
     return m.Plan(line=LINE, step=STEP.number, plan=number, covers=covers)
 
 
@@ -72,13 +74,15 @@ def loss_made(member):
     member.receive(m.Settled(line=LINE, step=STEP.number, slot=0))
 
 
-def reduced(member):
-    """All of plan 1 up to our vote; returns the vote."""
-    effects = member.receive(plan())
+def reduced(member, given=None):
+    """All of plan 1 (`given`) up to our vote; returns the vote."""
+    effects = member.receive(given or plan())
     told, at = [], Origin(ME, 7, STEP, 1)
     for work in [x.effect for x in effects if isinstance(x, InStep)]:
         if isinstance(work, e.InspectSlot):
             block, total = work.block, e.SlotSum(work.slot)
+        elif isinstance(work, e.ShareUplink):
+            continue
         else:
             block, total = work.shard.block, f"gradient {work.shard.block}"
             (summing,) = member.work.part(at, block, work.shard.index, f"part {block}")
@@ -89,9 +93,9 @@ def reduced(member):
     return told[0].message
 
 
-def member_in(phase, **shape):
+def member_in(phase):
     """A member in `phase`: on LINE, and from READY on at version STEP.number."""
-    member = new_member(**shape)
+    member = new_member()
     stages = [
         (Phase.JOINING, lambda: member.receive(welcome())),
         (Phase.PREPARING, lambda: member.receive(m.Granted(line=LINE, begin=0, end=2))),

@@ -122,10 +122,10 @@ IDS = {0: frozenset({0, 1})}
 VOTE = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
 
 
-def alone(covers=(ALONE,), ties=(), slot=4, fingerprints=False, **plan):
+def alone(covers=(ALONE,), ties=(), slot=4, **plan):
     """Effects of a plan at a holder whose slot has all ids of block 0."""
     order = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=covers, **plan)
-    core = Reduction("a", order, SIZES, Ties(ties), fingerprints=fingerprints)
+    core = Reduction("a", order, SIZES, Ties(ties))
     return core, core.start(slot, IDS)
 
 
@@ -150,7 +150,6 @@ def test_a_slot_that_is_the_whole_sum_is_inspected_where_it_lies():
         {"ties": (Tie(uses=((0, 0, 4), (1, 0, 4))),)},
         {"closely": (0,)},
         {"marks": (m.Mark(block=0, begin=0, end=1, key=bytes(KEY_BYTES)),)},
-        {"fingerprints": True},
         {"slot": STATE},
         {"slot": COPY},
     ],

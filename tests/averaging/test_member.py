@@ -275,7 +275,9 @@ def test_a_part_of_an_older_plan_is_released():
 
 
 def test_who_has_voted_says_what_it_has_sent_and_got_of_its_own_blocks_under_the_latest_plan():
-    member = member_in(Phase.REDUCING, fingerprints=True)
+    member = member_in(Phase.TRAINING)
+    loss_made(member)
+    reduced(member, plan(receivers=(ME, "other")))
     (proved,) = member.receive(MESSAGES["prove"])
     assert proved.effect.slots == {0: 0, 1: 0}
     assert {block: [handle for _, handle in own] for block, own in proved.effect.sums.items()} == {

@@ -13,6 +13,7 @@ from hetpeer.bootstrap.conduct.outliers import (
     SHARED,
     LengthOutliers,
     NormOutliers,
+    SlotLength,
     lengths,
 )
 from hetpeer.bootstrap.state.effects import CoordinatorState
@@ -24,8 +25,8 @@ HUGE = 1e290
 LINE = m.TermView(term=1, view=0)
 
 
-def seen(length, block=0, peer="a", ids=1):
-    return {(block, peer): (length / ids, length / ids**0.5)}
+def seen(length, block=0, peer="a", ids=1, alone=False):
+    return {(block, peer): SlotLength(length / ids, length / ids**0.5, alone)}
 
 
 def usual(length=1.0, times=ENOUGH):
@@ -87,8 +88,30 @@ def test_each_reducer_knows_its_share_and_the_middle_one_counts():
     }
     found = lengths(votes, [cover])
     assert found.keys() == {(0, "a"), (0, "b")}, "d has no share"
-    assert found[0, "a"] == pytest.approx((4.0, 8.0 / 2**0.5))
-    assert found[0, "b"] == pytest.approx((2.0, 2.0))
+    assert found[0, "a"][:2] == pytest.approx((4.0, 8.0 / 2**0.5))
+    assert found[0, "b"][:2] == pytest.approx((2.0, 2.0))
+
+
+def test_the_length_of_the_only_part_of_a_block_is_that_of_the_sum():
+    covers = [
+        m.Cover(block=b, slots=(("a", (1, 2)),), reducers=(("a", 1),), receivers=("a",)) for b in (0, 1)
+    ]
+    blocks = (
+        m.BlockVote(block=0, digest="d", squared_norm=16.0, finite=True),
+        m.BlockVote(block=1, digest="d", squared_norm=math.inf, finite=False),
+    )
+    own = m.Vote(line=LINE, step=0, plan=1, blocks=blocks)
+    assert lengths({"a": own}, covers) == {(0, "a"): SlotLength(2.0, 4.0 / 2**0.5, alone=True)}
+    assert lengths({"b": own}, covers) == {}, "it has not voted"
+
+
+def test_sums_with_statistics_are_not_compared_with_sums_without_them():
+    guard = usual()
+    assert guard.unusual(seen(1.01 * FACTOR, alone=True)) == set(), "of such nothing is known"
+    for _ in range(ENOUGH):
+        guard.committed(seen(100.0, alone=True))
+    assert guard.unusual(seen(1.01 * FACTOR)) == {"a"}
+    assert guard.unusual(seen(101.0 * FACTOR, alone=True)) == {"a"}
 
 
 # ── norms of a block with a single holder ───────────────────────────────────────────────────────────────────

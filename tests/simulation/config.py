@@ -53,8 +53,7 @@ class HistoryConfig(SwarmConfig):
     """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
 
     def member(self, numerics: Symbols) -> ModelShape:
-        checked = self.check_share > 0
-        return replace(SwarmConfig.member(self, numerics), ties=Ties(self.ties), fingerprints=checked)
+        return replace(SwarmConfig.member(self, numerics), ties=Ties(self.ties))
 
     def coordinator(self, numerics: Symbols) -> CoordinatorConfig:
         ties = Ties(self.ties)

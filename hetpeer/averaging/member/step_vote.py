@@ -54,8 +54,6 @@ class ModelShape:
     """Ids below it may be computed before the steps before theirs are committed; the others wait for that."""
     shard_length: int = LENGTH
     """Elements of a shard."""
-    fingerprints: bool = False
-    """Whether reducers fingerprint what they add up, for spot checks and proofs of sums."""
 
 
 class StepVote:
@@ -98,10 +96,7 @@ class StepVote:
         void = [] if self.reduction is None else self.reduction.abandon()
         # The copies of a tied parameter are averaged one by one: they are equal, and stay equal.
         ties = Ties() if self._averages else self._shape.ties
-        shape = self._shape
-        self.reduction = Reduction(
-            self._me, message, shape.sizes, ties, shape.shard_length, fingerprints=shape.fingerprints
-        )
+        self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
         outgoing = self.reduction.outgoing()
         shared = [ShareUplink(outgoing)] if outgoing else []
         self._slot, ids = self._sums()

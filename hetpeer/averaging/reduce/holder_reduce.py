@@ -60,18 +60,11 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
 class Reduction:
     """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: shared parameters.
 
-    `length`: elements of a shard. In a run that `fingerprints` what reducers add up, no slot is the sum.
+    `length`: elements of a shard.
     """
 
     def __init__(
-        self,
-        me: str,
-        plan: Plan,
-        sizes: Mapping[int, int],
-        ties: Ties,
-        length: int = LENGTH,
-        *,
-        fingerprints: bool = False,
+        self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties, length: int = LENGTH
     ) -> None:
         self.number = plan.plan
         self._ties = ties
@@ -86,7 +79,6 @@ class Reduction:
         self._inspecting: set[int] = set()
         self._closely = frozenset(plan.closely)
         self._marks = plan.marks
-        self._fingerprints = fingerprints
         self._in_slot: dict[int, int] = {}
         """Block → our slot, which is its sum as long as the slot does not change."""
         self._received: list[Received] = []
@@ -119,7 +111,7 @@ class Reduction:
         me, block = self._me, cover.block
         given = [holder for holder, _ in cover.slots] == [me] == list(cover.receivers)
         reduced = {reducer for reducer, _ in cover.reducers} == {me}
-        shown = self._fingerprints or block in self._closely or any(one.block == block for one in self._marks)
+        shown = block in self._closely or any(one.block == block for one in self._marks)
         return given and reduced and not (cover.observers or self._ties.of(block) or shown)
 
     def slot_changed(self, block: int, slot: int) -> None:

@@ -1,7 +1,8 @@
 """Outliers among contributions and among gradient norms (docs/trust.md, "What is built"). Pure.
 
 A volunteer with a much longer gradient than others is always checked. Lengths come from the fingerprints that
-reducers take in any case; a reducer that overstates one costs an extra check.
+reducers take in any case, or from the sum if it has one part; a reducer that overstates one costs an extra
+check.
 
 All blocks are clipped by their common norm. If one volunteer alone holds a block, nobody can compare its
 norm, and a huge one would make the whole update vanish. So a norm far from the usual is computed again by
@@ -14,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from statistics import median
+from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
 
@@ -29,13 +31,27 @@ SHARED = 1e2
 """Relative norm of a block with several holders above which the model is taken to be the cause."""
 
 Decision = Mapping[int, m.BlockVote]
-Lengths = Mapping[tuple[int, str], tuple[float, float]]
-"""(block, holder) → length of its slot per id, and per root of the ids' number; sums grow between them."""
+
+
+class SlotLength(NamedTuple):
+    """Length of a slot per id, and per root of the ids' number; sums grow between them."""
+
+    per_id: float
+    per_root: float
+    alone: bool = False
+    """Whether it is the block's only one. Running statistics do not count then (`BlockVote.squared_norm`)."""
+
+
+Lengths = Mapping[tuple[int, str], SlotLength]
+"""(block, holder) → length of its slot."""
 
 
 def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:
-    """Lengths of the slots in `covers`, by `votes`; each reducer sees its share, and the median counts."""
-    found: dict[tuple[int, str], tuple[float, float]] = {}
+    """Lengths of the slots in `covers`, by `votes`; each reducer sees its share, and the median counts.
+
+    Nobody adds up the only part of a block: its length is the sum's.
+    """
+    found: dict[tuple[int, str], SlotLength] = {}
     said = {
         peer: {(one.block, one.peer): one.squared for one in vote.lengths} for peer, vote in votes.items()
     }
@@ -44,35 +60,45 @@ def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:
         for holder, ids in cover.slots:
             where = cover.block, holder
             seen = [said[r][where] * total / share for r, share in cover.reducers if where in said.get(r, {})]
+            alone = not seen and len(cover.slots) == 1
+            if alone:
+                seen = [one.squared_norm for one in _own(votes, holder) if one.block == cover.block]
             if seen and ids:
                 length = math.sqrt(median(seen))
-                found[where] = length / len(ids), length / math.sqrt(len(ids))
+                found[where] = SlotLength(length / len(ids), length / math.sqrt(len(ids)), alone)
     return found
+
+
+def _own(votes: Mapping[str, m.Vote], holder: str) -> list[m.BlockVote]:
+    return [] if holder not in votes else [one for one in votes[holder].blocks if one.finite]
 
 
 class LengthOutliers:
     """Usual lengths of contributions in one term."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[deque[float], deque[float]]] = {}
+        self._known: dict[tuple[int, bool], tuple[deque[float], deque[float]]] = {}
+        """(block, whether it had one slot) → lengths per id, and per root."""
 
     def unusual(self, seen: Lengths) -> set[str]:
         """Holders with a slot much longer than usual at its block, by both measures."""
         return {peer for (block, peer), own in seen.items() if self._is_unusual(block, own)}
 
-    def _is_unusual(self, block: int, own: tuple[float, float]) -> bool:
-        known = self._known.get(block)
+    def _is_unusual(self, block: int, own: SlotLength) -> bool:
+        known = self._known.get((block, own.alone))
         if known is None or len(known[0]) < ENOUGH:
             return False
-        return all(0.0 < FACTOR * median(usual) < length for usual, length in zip(known, own, strict=True))
+        lengths = own.per_id, own.per_root
+        return all(0.0 < FACTOR * median(usual) < one for usual, one in zip(known, lengths, strict=True))
 
     def committed(self, seen: Lengths) -> None:
         """Note a committed update's lengths; outliers that a check confirmed do not change what is usual."""
         for (block, _), own in seen.items():
             if not self._is_unusual(block, own):
-                known = self._known.setdefault(block, (deque(maxlen=RECENT), deque(maxlen=RECENT)))
-                for usual, length in zip(known, own, strict=True):
-                    usual.append(length)
+                fresh: tuple[deque[float], deque[float]] = (deque(maxlen=RECENT), deque(maxlen=RECENT))
+                per_id, per_root = self._known.setdefault((block, own.alone), fresh)
+                per_id.append(own.per_id)
+                per_root.append(own.per_root)
 
 
 class NormOutliers:

@@ -433,5 +433,4 @@ def _shape_of(manifest: Manifest) -> ModelShape:
         slot_capacity=training.slot_size,
         ties=Ties(manifest.ties),
         head_start=e.EVERY_ID if training.head_start is None else training.head_start,
-        fingerprints=manifest.trust.spot_checks > 0,
     )
