@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks import report
 from benchmarks.swarm import Model, Site, Swarm, endless, make_run, running
@@ -34,6 +34,7 @@ from hetpeer.peer.demo.demo_report import collect_evidence
 from hetpeer.peer.demo.demo_run import recovery_seconds
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.peer.watching.perfetto import perfetto
+from hetpeer.stages.block.offload import Offload
 from tests.wanlab.chaos import KINDS, Chaos, Fault, homes
 from tests.wanlab.lab import Lab
 
@@ -56,6 +57,9 @@ class Trial:
     every_s: float = 30.0
     kinds: Sequence[str] = KINDS
     seed: int = 0
+    offload: str = "auto"
+    """As of `join`."""
+    dtype: Literal["float32", "bf16"] = "float32"
 
 
 Beside = Callable[[Swarm], Coroutine[Any, Any, None]]
@@ -76,9 +80,10 @@ async def train(trial: Trial, folder: Path, beside: Beside = _nothing) -> dict[s
 
 
 async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[str, Any]:
-    training = endless(MICROBATCHES, checkpoint_every=10)
+    training = endless(MICROBATCHES, checkpoint_every=10).model_copy(update={"dtype": trial.dtype})
     run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, trial.seed)
-    async with running(run, folder, trial.peers, "--trace", site=Site(lab=lab)) as swarm:
+    options = "--trace", "--offload", trial.offload
+    async with running(run, folder, trial.peers, *options, site=Site(lab=lab)) as swarm:
         await swarm.until(WARM_UP_STEPS, 240.0)
         chaos = Chaos(swarm, lab, trial.peers, LEASE_S, trial.kinds, trial.seed)
         began, version = time.monotonic(), swarm.feed.history.version
@@ -118,6 +123,8 @@ async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[s
     return {
         "peers": trial.peers,
         "minutes": trial.minutes,
+        "offload": trial.offload,
+        "dtype": trial.dtype,
         "faults": len(chaos.faults),
         "faults_by_kind": {kind: len(seconds) for kind, seconds in recovery.items()},
         "recovery_s": recovery,
@@ -198,6 +205,12 @@ def main() -> int:
     parser.add_argument(
         "--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS, help="only these faults"
     )
+    parser.add_argument(
+        "--offload", choices=("auto", *Offload), default=usual.offload, help="as of `hetpeer join`"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bf16"), default=usual.dtype, help="as of `hetpeer init`"
+    )
     parser.add_argument("--keep", type=Path, help="leave logs and traces in this folder")
     options = parser.parse_args()
     trial = Trial(
@@ -206,12 +219,15 @@ def main() -> int:
         every_s=options.every,
         kinds=options.kinds,
         seed=options.seed,
+        offload=options.offload,
+        dtype=options.dtype,
     )
     with tempfile.TemporaryDirectory(prefix="hetpeer-chaos-") as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         figures = asyncio.run(train(trial, folder))
-    name = "chaos" if options.kinds == KINDS else "chaos-some"
+    usual_memory = (options.offload, options.dtype) == (usual.offload, usual.dtype)
+    name = "chaos-some" if options.kinds != KINDS else "chaos" if usual_memory else "chaos-offload"
     return report.finish(name, figures, options, show)
 
 
