@@ -31,7 +31,8 @@ from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.ipc.block_commands import Info, WarmUp
-from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.worker_process import WorkerDiedError
 from hetpeer.stages.operators import philox, random_draws
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks

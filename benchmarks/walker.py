@@ -67,7 +67,7 @@ class Walker:
         from hetpeer.bootstrap.service import sessions
         from hetpeer.dht.streams.stream import Stream
         from hetpeer.peer.transport.tensor_receiver import TensorReceiver
-        from hetpeer.stages.ipc import compute, worker_messages
+        from hetpeer.stages.ipc import worker_messages, worker_process
         from hetpeer.stages.ipc.block_commands import Backward, Forward
 
         forward, backward, ready = (self._tracks[name] for name in (FORWARD, BACKWARD, READY))
@@ -110,7 +110,7 @@ class Walker:
             if isinstance(frame.f_locals["message"], m.Begin) and ready.calls is not None:
                 self._finish(READY)
 
-        wire = compute._Wire
+        wire = worker_process._Wire
         self._at_return[Stream.receive_into.__code__] = arrived
         self._at_return[TensorReceiver.frame.__code__] = lambda _frame, _none: forward.drop()
         self._at_call[wire.data_received.__code__] = lambda _frame: self._answer.begin()

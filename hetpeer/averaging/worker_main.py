@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
         print(error.line(), file=sys.stderr)
         return error.exit_code
     if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # pinned memory would otherwise make a context on the first GPU
         torch.cuda.set_per_process_memory_fraction(options.gpu_memory, chosen)
     memory = SharedMemory(options.arena)
     copiers = {lane: Copier.of(chosen) for lane in WorkerLane}

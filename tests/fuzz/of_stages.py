@@ -338,6 +338,7 @@ RESULTS = [
         device_total_bytes=0,
         blocks=(0, 1),
         tasks=0,
+        gpus=0,
     ),
 ]
 

@@ -107,8 +107,10 @@ async def compute(spec: BlockSpec) -> AsyncIterator[Compute]:
 
 def limit(compute: Compute) -> None:
     """From now on the worker gets no more memory than for half a state."""
-    taken = psutil.Process(compute.pid).memory_info().vms
-    resource.prlimit(compute.pid, resource.RLIMIT_AS, (taken + STATE_BYTES // 2, resource.RLIM_INFINITY))
+    taken = psutil.Process(compute.workers[0].pid).memory_info().vms
+    resource.prlimit(
+        compute.workers[0].pid, resource.RLIMIT_AS, (taken + STATE_BYTES // 2, resource.RLIM_INFINITY)
+    )
 
 
 def fetcher(compute: Compute) -> StateFetcher:
@@ -124,7 +126,9 @@ async def test_a_state_for_which_there_is_no_memory_ends_it_and_is_not_fetched_a
     assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-MEM-002", ExitCode.TOO_SMALL, 1)
     assert compute.exchange.used == 0
     assert (await compute.submit(Info())).blocks == (), "the worker lives on"
-    resource.prlimit(compute.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.prlimit(
+        compute.workers[0].pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert (await fetcher(compute).load(ORDER, [spec])).keys() == {0}
 
 

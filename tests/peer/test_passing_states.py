@@ -199,7 +199,7 @@ async def test_a_large_state_comes_and_goes_and_takes_no_memory(
         await reliable.serve(PROTOCOL, FileService(disk.shelf(record)).handle)
         await other.serve(PROTOCOL, FileService(ours).handle)
         gc.collect()
-        here, worker = Peak(os.getpid()), Peak(ours.compute.pid)
+        here, worker = Peak(os.getpid()), Peak(ours.compute.workers[0].pid)
         assert await ours.load(reliable, record) == {0: record["blocks"][0]}
         order = SaveState(LINE, VERSION, {0: record["blocks"][0]})
         await asyncio.gather(*ours.states.snapshot(order))
@@ -257,14 +257,14 @@ async def test_a_full_disk_loses_a_copy_and_a_reserved_one_is_kept(
         await reliable.serve(PROTOCOL, FileService(disk.shelf(record)).handle)
         await other.serve(PROTOCOL, FileService(ours).handle)
         await ours.load(reliable, record)
-        limit_files(ours.compute.pid, ours.room // 2)
+        limit_files(ours.compute.workers[0].pid, ours.room // 2)
         order = SaveState(LINE, VERSION, {0: record["blocks"][0]})
         await asyncio.gather(*ours.states.snapshot(order))
         assert "HP-DISK-009" in caplog.text
         with pytest.raises(RemoteError) as caught:
             await collected(reliable, copies, other)
         assert (caught.value.code, copies.files) == ("HP-SYNC-002", []), "no half of it is given or kept"
-        limit_files(ours.compute.pid, resource.RLIM_INFINITY)
+        limit_files(ours.compute.workers[0].pid, resource.RLIM_INFINITY)
         reserve_copies(ours.compute.exchange, [ours.room])
         ours.compute.exchange.share.limit = 0
         await asyncio.gather(*ours.states.snapshot(order))

@@ -85,7 +85,7 @@ async def test_a_worker_rests_for_what_it_may_not_work() -> None:
     """By the kernel's account of its processor time; it goes on when nobody slows it down any more."""
     share = 0.3
     compute = await Compute.start(ComputeConfig(device="cpu", nice=0, arena_bytes=1 << 20), WORKER)
-    process = psutil.Process(compute.pid)
+    process = psutil.Process(compute.workers[0].pid)
 
     async def work_forever() -> None:
         while True:
@@ -114,7 +114,7 @@ async def test_a_suspended_worker_is_not_woken_by_its_rest() -> None:
     compute = await Compute.start(ComputeConfig(device="cpu", nice=0, arena_bytes=1 << 20), WORKER)
     try:
         pacing = asyncio.create_task(pace_forever(compute, lambda: LEAST_SHARE))
-        process = psutil.Process(compute.pid)
+        process = psutil.Process(compute.workers[0].pid)
         async with asyncio.timeout(60.0):
             while process.status() != psutil.STATUS_STOPPED:
                 await asyncio.sleep(0.01)

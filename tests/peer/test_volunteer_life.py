@@ -189,6 +189,7 @@ def worker(device: str, free: float, total: float, held: float = 0.0, threads: i
         device_total_bytes=int(total * GIB),
         blocks=(),
         tasks=0,
+        gpus=0,
     )
 
 

@@ -20,12 +20,13 @@ from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.state_file import load
-from hetpeer.stages.ipc import compute as compute_module
+from hetpeer.stages.ipc import worker_process
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.block_commands import DropTask, Info, Shutdown, Unload, WarmUp
-from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.ipc.vector_commands import InspectVector
 from hetpeer.stages.ipc.worker_messages import CommandFailedError, Done
+from hetpeer.stages.ipc.worker_process import WorkerDiedError
 from hetpeer.stages.worker.executor import Executor
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 
@@ -193,19 +194,19 @@ async def test_answers_come_in_order_until_the_worker_leaves(compute):
     assert (await after).device == "cpu", "a cancelled caller shifts the answers"
 
     assert await compute.submit(Shutdown()) == Done()
-    async with asyncio.timeout(compute_module.LAST_WORDS_S):
+    async with asyncio.timeout(worker_process.LAST_WORDS_S):
         assert (await compute.died()).status == 0
 
 
 def test_kill_fails_what_is_pending_at_once_and_ctrl_c_does_not():
     async def main():
         compute = await Compute.start(CONFIG, WORKER)
-        os.kill(compute.pid, signal.SIGINT)
+        os.kill(compute.workers[0].pid, signal.SIGINT)
         assert (await compute.submit(Info())).tasks == 0
         pending = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(MANY)]
         await asyncio.sleep(0.05)
         killed = time.monotonic()
-        os.kill(compute.pid, signal.SIGKILL)
+        os.kill(compute.workers[0].pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             answers = await asyncio.gather(*pending, return_exceptions=True)
             error = await compute.died()
@@ -221,7 +222,7 @@ def test_kill_fails_what_is_pending_at_once_and_ctrl_c_does_not():
 
 
 async def test_close_ends_a_busy_worker_in_time(monkeypatch):
-    monkeypatch.setattr(compute_module, "CLOSE_S", 0.3)
+    monkeypatch.setattr(worker_process, "CLOSE_S", 0.3)
     compute = await Compute.start(CONFIG, WORKER)
     busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(MANY)]
     await asyncio.sleep(0.05)
@@ -231,16 +232,16 @@ async def test_close_ends_a_busy_worker_in_time(monkeypatch):
     answers = await asyncio.gather(*busy, return_exceptions=True)
     assert isinstance(answers[-1], WorkerDiedError)
     with pytest.raises(ProcessLookupError):
-        os.kill(compute.pid, 0)  # reaped
+        os.kill(compute.workers[0].pid, 0)  # reaped
 
 
 async def test_a_suspended_worker_stands_still_and_is_killed_at_once(monkeypatch):
-    monkeypatch.setattr(compute_module, "CLOSE_S", 60.0)
+    monkeypatch.setattr(worker_process, "CLOSE_S", 60.0)
     compute = await Compute.start(CONFIG, WORKER)
     busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(MANY)]
     await asyncio.sleep(0.05)
     compute.suspend()
-    process = psutil.Process(compute.pid)
+    process = psutil.Process(compute.workers[0].pid)
     async with asyncio.timeout(60):
         while process.status() != psutil.STATUS_STOPPED:
             await asyncio.sleep(0)
@@ -261,7 +262,7 @@ async def test_of_a_killed_worker_nobody_is_told_who_was_cancelled_before_it_cou
     waiting.cancel()  # before its first turn
     await asyncio.wait([waiting])
     assert compute.pending
-    os.kill(compute.pid, signal.SIGKILL)
+    os.kill(compute.workers[0].pid, signal.SIGKILL)
     await compute.died()
     await compute.close()
     assert not compute.pending
@@ -290,7 +291,7 @@ from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
 async def main():
     compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=1 << 20), "{WORKER}")
-    print(compute.pid, flush=True)
+    print(compute.workers[0].pid, flush=True)
     await asyncio.gather(*(compute.submit(WarmUp()) for _ in range({MANY})))
 
 asyncio.run(main())

@@ -28,6 +28,8 @@ def test_as_many_as_fill_the_way():
     assert window.depth(0) == 1, "nothing is between the last hop and the loss"
     window.reset(most=4)
     assert window.depth(1) == 3
+    window.reset(most=4, devices=3)
+    assert [window.depth(hops) for hops in (0, 1, 2)] == [3, 4, 5], "one more each, as far as memory allows"
 
 
 def test_the_first_of_a_step_shows_the_way_anew():

@@ -93,6 +93,14 @@ def test_what_is_over_takes_no_room():
     assert keys(newer.dispatch(), RunForward) == [0]
 
 
+def test_each_further_device_has_one_more_piece_of_work():
+    window = Room(8)
+    window.devices = 3
+    (only,) = steps(WorkerQueue(window), 1)
+    begun = [effect for n in range(8) for effect in only.assign(n, ON, 0)]
+    assert len(keys(begun, RunForward)) == DEPTH + 2
+
+
 def test_forwards_of_all_steps_together_wait_for_their_gradient():
     queue = WorkerQueue(Room(3))
     older, newer = steps(queue, 2)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetpeer.averaging import worker_main
 from hetpeer.dht.base.runtime import _libc, dying_with_us
-from hetpeer.stages.ipc import compute
+from hetpeer.stages.ipc import worker_process
 from hetpeer.stages.ipc.worker_messages import WorkerOptions
 
 NAME = "worker"
@@ -50,16 +50,16 @@ def keep_one() -> None:
         _become_worker(theirs)
     os.setpgid(pid, pid)  # as a worker has it
     theirs.close()
-    start_anew = compute._spawn
+    start_anew = worker_process.spawn
 
     def take(options: WorkerOptions, _worker: str) -> Any:
-        compute._spawn = start_anew
+        worker_process.spawn = start_anew
         with ours:
             line = "\n".join(options.arguments()).encode()
             socket.send_fds(ours, [line], [options.socket, options.arena, options.exchange, options.scratch])
         return Forked(pid)
 
-    compute._spawn = take
+    worker_process.spawn = take
 
 
 def _become_worker(asked: socket.socket) -> None:
@@ -71,7 +71,7 @@ def _become_worker(asked: socket.socket) -> None:
             line, descriptors, _, _ = socket.recv_fds(asked, 1 << 12, 4)
         if line:
             _libc.prctl(_PR_SET_NAME, NAME.encode())
-            os.dup2(compute.STDERR, _STDOUT)
+            os.dup2(worker_process.STDERR, _STDOUT)
             given = WorkerOptions.parse(line.decode().split("\n"))
             connection, arena, exchange, scratch = descriptors
             given = dataclasses.replace(

@@ -393,21 +393,21 @@ def leaves_after_step_12() -> None:
 def second_worker_is_mute() -> None:
     """A volunteer whose second compute worker never answers, and so is checked for as long as one likes."""
     from hetpeer.dht.base.runtime import dying_with_us
-    from hetpeer.stages.ipc import compute
+    from hetpeer.stages.ipc import worker_process
 
-    first = compute._spawn
+    first = worker_process.spawn
 
     def mute(options, worker):
         line = [sys.executable, "-S", "-c", "import signal; signal.pause()", worker]
         tie = dying_with_us()
-        return subprocess.Popen(line, stdout=compute.STDERR, process_group=0, preexec_fn=tie)  # noqa: PLW1509 - it takes no lock
+        return subprocess.Popen(line, stdout=worker_process.STDERR, process_group=0, preexec_fn=tie)  # noqa: PLW1509 - it takes no lock
 
     def spawn(options, worker):
         started = first(options, worker)
-        compute._spawn = mute
+        worker_process.spawn = mute
         return started
 
-    compute._spawn = spawn
+    worker_process.spawn = spawn
 
 
 def small_disk() -> None:

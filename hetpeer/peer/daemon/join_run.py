@@ -33,7 +33,7 @@ from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import unless
 from hetpeer.peer.process.log_files import keeping_log
 from hetpeer.peer.training.self_advert import publish_forever, take_leave, workless_advert
-from hetpeer.stages.ipc.compute import WorkerDiedError
+from hetpeer.stages.ipc.worker_process import WorkerDiedError
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0

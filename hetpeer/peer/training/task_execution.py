@@ -20,6 +20,7 @@ from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.peer.preparation.data_source import DataSource
+from hetpeer.peer.training.task_segments import backward_in_segments, forward_in_segments
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
@@ -77,7 +78,8 @@ class TaskExecution:
         self._offended = place.offended
         self._sparse: set[tuple[e.StepId, p.TaskKey]] = set()
         """Tasks whose input came through a sparse codec: so do their gradients."""
-        self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
+        self._beside: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
+        """Task → tensors that its graph may refer to: the author's data, bundles between devices."""
         self._told_of_memory = False
         self._weighed: set[tuple[e.StepId, int]] = set()
         """Spot checks of which a microbatch was computed once more, to measure rounding."""
@@ -103,6 +105,11 @@ class TaskExecution:
         if source is not None:
             inputs = self._schema.input_layout(key.begin, key.id).within(source.extent)
         output = None if last.loss is not None else self._store.new(step, layout.nbytes, kept=True)
+        segments = self._posts.division.segments(key.begin, work.end)
+        borders = [self._schema.output_layout(end, key.id) for _, end in segments[:-1]]
+        between = [self._store.new(step, border.nbytes) for border in borders]
+        if beside := [*data.values(), *between]:
+            self._beside[step, key] = beside
         command = c.Forward(
             step=step.number,
             version=step.version_of(key.id),
@@ -117,7 +124,9 @@ class TaskExecution:
             train=work.train,
             sparse=sparse,
         )
-        posted = self._posts.post(command, [source, output, *data.values()])
+        inside = [border.within(tensor.extent) for border, tensor in zip(borders, between, strict=True)]
+        parts = forward_in_segments(command, segments, inside, self._schema.specs)
+        posted = self._posts.post_segments(parts, [source, output, *beside])
         if work.train and not key.check:
             self._window.begun((step, key), work.hops_after, time.monotonic())
 
@@ -125,7 +134,7 @@ class TaskExecution:
             try:
                 done = await posted
             except CommandFailedError as error:
-                self._store.release_all(self._data_tensors.pop((step, key), ()))
+                self._store.release_all(self._beside.pop((step, key), ()))
                 self._mind_memory(error)
                 given = self._blame(error, f"task {task_name(key)}, input", source)
                 self._perform(self._work.work_failed(step, key, error.what, given))
@@ -133,7 +142,7 @@ class TaskExecution:
             if work.train:
                 self._book.computed("forward", done.seconds)
             else:
-                self._store.release_all(self._data_tensors.pop((step, key), ()))
+                self._store.release_all(self._beside.pop((step, key), ()))
             self._perform(self._work.forward_done(step, key, output, done.loss, done.hits))
 
         return answer()
@@ -164,7 +173,13 @@ class TaskExecution:
             fold=work.fold,
             weigh=weigh,
         )
-        posted = self._posts.post(command, [gradient, back])
+        segments = self._posts.division.segments(key.begin, work.end)
+        borders = [self._schema.output_layout(end, key.id, gradients=True) for _, end in segments[:-1]]
+        between = [self._store.new(step, border.nbytes) for border in borders]
+        inside = [border.within(tensor.extent) for border, tensor in zip(borders, between, strict=True)]
+        posted = self._posts.post_segments(
+            backward_in_segments(command, segments, inside), [gradient, back, *between]
+        )
 
         async def answer() -> None:
             try:
@@ -175,7 +190,7 @@ class TaskExecution:
                 self._perform(self._work.work_failed(step, key, error.what, given))
                 return
             finally:
-                self._store.release_all(self._data_tensors.pop((step, key), ()))
+                self._store.release_all([*self._beside.pop((step, key), ()), *between])
             self._book.computed("backward", done.seconds)
             if weigh:
                 self._near = done.rounding.relative > NEAR * self._schema.tolerance
@@ -215,13 +230,12 @@ class TaskExecution:
         tensors: dict[str, Tensor] = {}
         for name in sorted(names):
             tensors[name] = self._store.put(step, arrays[name].reshape(-1).view(np.uint8).data)
-        self._data_tensors[step, key] = list(tensors.values())
         return tensors
 
     def end_step(self, step: e.StepId) -> None:
         """Microbatches of `step` whose backward never came are forgotten; their tensors end with the step."""
-        for key in [key for key in self._data_tensors if key[0] == step]:
-            del self._data_tensors[key]
+        for key in [key for key in self._beside if key[0] == step]:
+            del self._beside[key]
         self._sparse = {key for key in self._sparse if key[0] != step}
         self._weighed = {check for check in self._weighed if check[0] != step}
         self._window.end_step(step)

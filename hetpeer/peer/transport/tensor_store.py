@@ -24,7 +24,9 @@ from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError, Extent
 from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.segmented_work import InSegments
 from hetpeer.stages.ipc.worker_messages import Command, WorkerLane
+from hetpeer.stages.pipeline.division import Division
 
 TRIM_STEPS = 64
 """Steps after which the arena's free pages go back to the system, so that no peak is kept for ever."""
@@ -309,10 +311,24 @@ class WorkerPosts:
         self._trace = trace
         self._idle_since: dict[WorkerLane, float] = defaultdict(float)
 
+    @property
+    def division(self) -> Division:
+        """The place divided among the workers."""
+        return self._compute.division
+
     def post(self, command: Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
         """Post `command` at once; `tensors` stay in place until it is answered."""
+        return self._pinned(self._post(command), tensors)
+
+    def post_segments(self, work: InSegments[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
+        """Begin work in parts at once; `tensors` stay in place until all of it is answered."""
+        command = work.parts[0].command
+        return self._pinned(self._traced_if_on(command, self._compute.post_segments(work)), tensors)
+
+    def _pinned(
+        self, posted: Coroutine[Any, Any, R], tensors: Iterable[Tensor | None]
+    ) -> Coroutine[Any, Any, R]:
         pinned = self.store.pin(t for t in tensors if t is not None)
-        posted = self._post(command)
 
         async def answer() -> R:
             try:
@@ -323,7 +339,9 @@ class WorkerPosts:
         return answer()
 
     def _post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
-        posted = self._compute.post(command)
+        return self._traced_if_on(command, self._compute.post(command))
+
+    def _traced_if_on(self, command: Command[R], posted: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
         return self._traced(command, posted, self._trace.now()) if self._trace.on else posted
 
     async def _traced(self, command: Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:

@@ -67,7 +67,7 @@ def pick(name: str) -> torch.device:
     """
     import torch
 
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    available = gpus()
     if name == "cpu" or (name == "auto" and not available):
         return torch.device("cpu")
     kind, _, index = "cuda:0".partition(":") if name == "auto" else name.partition(":")
@@ -80,6 +80,13 @@ def pick(name: str) -> torch.device:
         fix="use --device cpu, or mend the driver",
         exit_code=ExitCode.NO_DEVICE,
     )
+
+
+def gpus() -> int:
+    """Number of CUDA devices that torch can use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def name_of(device: torch.device) -> str:

@@ -1,71 +1,51 @@
-"""The daemon's handle on its compute worker: starts it, sends commands, notices at once when it dies.
+"""The daemon's handle on its compute workers: starts one for each device, sends commands, notices deaths.
 
     compute = await Compute.start(ComputeConfig(device="cpu"), "hetpeer.averaging.worker_main")
     extent = compute.arena.allocate(4096)
     result = await compute.submit(InspectVector(extent=extent, elements=1024, normed=()))
     await compute.close()
 
-All of it runs on the loop's thread, without background tasks: the socket and the process's pidfd call back.
+The workers share the arena and the exchange file. A command about a block goes to the worker that has the
+block by the `division` of the place, one about vectors in the arena to the worker with the least to do. The
+death of one worker is the end of all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.dht.base.file_pieces import OpenFile
 from hetpeer.stages.ipc.arena import Arena
-from hetpeer.stages.ipc.block_commands import Info, Shutdown
+from hetpeer.stages.ipc.block_commands import ClearStep, DropTask, Info
 from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
+from hetpeer.stages.ipc.segmented_work import InSegments, SegmentedWork
+from hetpeer.stages.ipc.vector_commands import DropCopies, MarkSlot, SumVectors
 from hetpeer.stages.ipc.worker_messages import (
     Command,
     CommandFailed,
     CommandFailedError,
-    FrameReader,
     Result,
+    WorkerInfo,
+    WorkerLane,
     WorkerOptions,
-    decode_result,
-    encode_message,
 )
-
-START_S = 120.0
-"""Seconds until the first answer: importing torch takes 2 s on an idle machine, a minute on a busy laptop."""
-
-CLOSE_S = 3.0
-"""Seconds the worker has to finish when asked to end; then it is killed, which is always safe."""
-
-LAST_WORDS_S = 15.0
-"""Seconds between the loss of the worker's socket and killing the process.
-
-Leaving torch takes 1 s, and several on a busy machine. Nothing waits for it.
-"""
-
-MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-}
-"""Settings of glibc's malloc (mallopt(3)).
-
-By default glibc returns each freed tensor of more than 128 KiB to the system, and every new one costs page
-faults again. 32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker. Heaps of other
-threads are returned whatever the thresholds, so there is one heap for all.
-"""
-
-STDERR = 2
+from hetpeer.stages.ipc.worker_process import WorkerDiedError, WorkerProcess, answered, cannot_start
+from hetpeer.stages.pipeline.division import Division
 
 R = TypeVar("R")
+
+FOR_ALL = (ClearStep, DropTask, DropCopies)
+"""Commands that concern whatever a worker holds: each gets them."""
+ALL = "all"
+"""Name of all GPUs, or of the processor if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +53,9 @@ class ComputeConfig:
     """Limits on the computing of this volunteer."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, or `auto`."""
+    """`cpu`, `cuda`, `cuda:1`, `auto`; several of them with commas between; or `all`."""
     threads: int = 1
-    """Threads of one operator on the CPU."""
+    """Threads of one operator on the CPU, of all workers together; each has one at least."""
     nice: int = 10
     """Added to the daemon's own niceness, 0…19."""
     gpu_memory: float = 1.0
@@ -83,257 +63,215 @@ class ComputeConfig:
     arena_bytes: int = 1 << 30
     """Bytes of shared memory. It costs RAM only as far as it is filled."""
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
-    """Folder on whose disk the exchange file and the scratch file lie."""
+    """Folder on whose disk the exchange file and the scratch files lie."""
     disk_bytes: int = 1 << 40
     """Most bytes of that disk that nameless files may have."""
 
 
-class WorkerDiedError(LocalError):
-    """The worker's process has ended; `status` is its exit status, or minus the signal that killed it."""
-
-    def __init__(self, status: int) -> None:
-        by = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
-        memory = status == -signal.SIGKILL
-        super().__init__(
-            "HP-GPU-001",
-            f"the compute worker ended with {by}",
-            why="most likely the system ran out of memory" if memory else "its own last lines say more",
-            fix="allow hetpeer less work at a time, or another device",
-            exit_code=ExitCode.TRY_LATER if status < 0 else ExitCode.NO_DEVICE,
-        )
-        self.status = status
-
-
 class Compute:
-    """One worker process with its arena, from `start` to `close`; the module's text has an example."""
+    """One worker process for each device, with their arena, from `start` to `close`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], arena: Arena, exchange: NamelessFile) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, arena: Arena, exchange: NamelessFile) -> None:
         self.arena = arena
         self.exchange = exchange
         """The file through which states pass."""
-        self._process = process
-        self._suspended = False
-        self._wire = _Wire(self._wire_lost)
-        self._exited: asyncio.Future[None] = loop.create_future()
-        self._pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(self._pidfd, self._process_ended)
+        self._started: dict[int, WorkerProcess] = {}
+        self._segmented = SegmentedWork(0, self._ask)
+        self.division = Division(0, ())
+        """Which worker has which blocks of the place."""
 
     @classmethod
     async def start(cls, config: ComputeConfig, worker: str) -> Compute:
-        """Run `python -m worker` and wait for its first answer.
+        """Run `python -m worker` for each device and wait for their first answers.
 
-        Call it from the main thread: the kernel kills the worker when the *thread* that started it ends.
-        Raises `WorkerDiedError` if it dies, `LocalError` HP-GPU-003 if it cannot be started or says nothing
+        Call it from the main thread: the kernel kills a worker when the *thread* that started it ends.
+        Raises `WorkerDiedError` if one dies, `LocalError` HP-GPU-003 if one cannot be started or says nothing
         for `START_S`. Nothing is left behind then, nor after cancellation.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the compute worker is started from the main thread")
         arena = Arena(config.arena_bytes)
-        exchange = NamelessFile(config.folder, DiskShare(config.disk_bytes))
-        ours, theirs = socket.socketpair()
+        compute = cls(arena, NamelessFile(config.folder, DiskShare(config.disk_bytes)))
         try:
-            with theirs:
-                scratch = OpenFile.nameless(config.folder)
-                options = WorkerOptions(
-                    socket=theirs.fileno(),
-                    arena=arena.fd,
-                    exchange=exchange.file.descriptor,
-                    scratch=scratch.descriptor,
-                    scratch_bytes=config.disk_bytes,
-                    parent=os.getpid(),
-                    device=config.device,
-                    threads=config.threads,
-                    nice=config.nice,
-                    gpu_memory=config.gpu_memory,
-                )
-                compute = cls(_spawn(options, worker), arena, exchange)
-                del scratch  # the worker's own from now on
-        except OSError as error:
-            ours.close()
-            arena.close()
-            exchange.close()
-            raise _cannot_start(str(error)) from error
-        try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: compute._wire, sock=ours)
-            async with asyncio.timeout(START_S):
-                await compute.submit(Info())
-        except TimeoutError as error:
-            await compute._end()
-            raise _cannot_start(f"it has not answered within {START_S:.0f} s") from error
+            await compute._start_on(devices_named(config.device), config, worker)
+            if config.device == ALL and (gpus := (await compute.infos())[0].gpus) > 1:
+                await compute._close_workers()  # it had the threads of all
+                compute._started.clear()
+                await compute._start_on([f"cuda:{number}" for number in range(gpus)], config, worker)
         except BaseException:
             await compute._end()
             raise
         return compute
 
+    async def _start_on(self, devices: Sequence[str], config: ComputeConfig, worker: str) -> None:
+        """Start a worker on each of `devices`, all at the same time. Raises as `start`."""
+        threads = max(config.threads // len(devices), 1)
+
+        async def start_one(at: int, device: str) -> None:
+            self._started[at] = await self._start_one(replace(config, device=device, threads=threads), worker)
+
+        starting = (start_one(at, device) for at, device in enumerate(devices))
+        for error in await asyncio.gather(*starting, return_exceptions=True):
+            if error is not None:
+                raise error
+        self._segmented = SegmentedWork(len(devices), self._ask)
+        self.division = Division(0, (0,) * len(devices))
+
+    async def _start_one(self, config: ComputeConfig, worker: str) -> WorkerProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                scratch = OpenFile.nameless(config.folder)  # the worker's own from now on
+            except OSError as error:
+                ours.close()
+                raise cannot_start(str(error)) from error
+            options = WorkerOptions(
+                socket=theirs.fileno(),
+                arena=self.arena.fd,
+                exchange=self.exchange.file.descriptor,
+                scratch=scratch.descriptor,
+                scratch_bytes=config.disk_bytes,
+                parent=os.getpid(),
+                device=config.device,
+                threads=config.threads,
+                nice=config.nice,
+                gpu_memory=config.gpu_memory,
+            )
+            process = WorkerProcess.run(options, worker, ours)
+        del scratch
+        await process.begin(ours)
+        return process
+
     def __repr__(self) -> str:
-        state = "ended" if self._exited.done() else f"pid {self.pid}"
-        return f"<Compute {state}, {self.pending} pending, {self.arena!r}>"
+        return f"<Compute {self.workers}, {self.arena!r}>"
 
     @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
+    def workers(self) -> list[WorkerProcess]:
+        """The processes, in the order of the devices."""
+        return [process for _, process in sorted(self._started.items())]
 
     @property
     def pending(self) -> int:
         """Commands sent and not answered yet."""
-        return len(self._wire.pending)
+        return sum(worker.pending for worker in self.workers)
+
+    async def infos(self) -> list[WorkerInfo]:
+        """Each worker's words on itself. Raises as `submit`."""
+        return await self.submit_to_each(Info())
+
+    def divide(self, division: Division) -> None:
+        """Give blocks that are prepared from now on to the workers by `division`."""
+        self.division = division
 
     def post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
-        """Send a command now; await the returned coroutine for its answer. Each lane keeps the order of
-        posting.
+        """Send a command now; await the returned coroutine for its answer. Each lane of a worker keeps the
+        order of posting.
 
         Awaiting raises `CommandFailedError` (the worker lives on) or `WorkerDiedError`. If cancelled, the
         command is carried out all the same and its answer dropped: its extents stay in use until a later
         command of its lane is answered.
         """
-        return self._answer(command, self._wire.ask(command) if self._wire.open else None)
+        self._segmented.heed(command)
+        return _answer(command, [self._ask(device, command) for device in self._devices(command)])
+
+    def post_segments(self, work: InSegments[R]) -> Coroutine[Any, Any, R]:
+        """Begin work in parts; await the coroutine for the joined answer. As `post`.
+
+        A part that fails ends the work; those before it were carried out.
+        """
+        parts = ((self.division.device_of(part.block), part.command) for part in work.parts)
+        return _joined(work, self._segmented.post(parts))
 
     async def submit(self, command: Command[R]) -> R:
         """`post` and wait for the answer."""
         return await self.post(command)
 
-    async def _answer(self, command: Command[R], asked: asyncio.Future[Result] | None) -> R:
-        if asked is None:
-            raise await self.died()
-        result = await asked
-        if isinstance(result, CommandFailed):
-            raise CommandFailedError(result)
-        if not isinstance(result, command.answer):
-            raise ProtocolError(f"the worker answered {type(command).__name__} with {type(result).__name__}")
-        return cast("R", result)
+    async def submit_to_each(self, command: Command[R]) -> list[R]:
+        """The answer of each worker to `command`. Raises as `post`."""
+        asked = [worker.ask(command) for worker in self.workers]
+        return [answered(command, await one) for one in asked]
+
+    def _ask(self, device: int, command: Command[Any]) -> asyncio.Future[Result]:
+        return self._started[device].ask(command)
+
+    def _devices(self, command: Command[Any]) -> Sequence[int]:
+        """The workers that get `command`."""
+        if len(self._started) == 1 or command.lane is WorkerLane.SEND:
+            return (0,)
+        if command.lane is WorkerLane.RECEIVE:
+            return (len(self._started) - 1,)
+        if isinstance(command, FOR_ALL):
+            return range(len(self._started))
+        if (block := block_of(command)) is not None:
+            return (self.division.device_of(block),)
+        return (min(self._started, key=lambda device: self._started[device].pending),)
 
     async def died(self) -> WorkerDiedError:
-        """The error with the exit status, once the process has ended."""
-        await asyncio.shield(self._exited)
-        return WorkerDiedError(self._process.returncode)
+        """The error with the exit status, once a process has ended."""
+        exited = {worker.exited: worker for worker in self.workers}
+        ended, _ = await asyncio.wait(exited, return_when=asyncio.FIRST_COMPLETED)
+        return await exited[ended.pop()].died()
 
     def suspend(self) -> None:
-        """Stop the process for good: no processor time, no answers. Only `close` may follow."""
-        self._suspended = True
-        self._signal(signal.SIGSTOP)
+        """Stop the processes for good: no processor time, no answers. Only `close` may follow."""
+        for worker in self.workers:
+            worker.suspend()
 
     def rest(self) -> None:
-        """Stop the process for a moment; commands wait until `wake`."""
-        self._signal(signal.SIGSTOP)
+        """Stop the processes for a moment; commands wait until `wake`."""
+        for worker in self.workers:
+            worker.rest()
 
     def wake(self) -> None:
-        """Let the process go on, unless it is suspended."""
-        if not self._suspended:
-            self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        """Signal the worker's process group."""
-        if not self._exited.done():
-            os.killpg(self._process.pid, number)
+        """Let the processes go on, unless they are suspended."""
+        for worker in self.workers:
+            worker.wake()
 
     async def close(self) -> None:
-        """Ask the worker to end, kill it after `CLOSE_S` (at once if suspended), and free what was shared.
+        """Ask the workers to end, kill them after `CLOSE_S` (at once if suspended), and free what was shared.
 
-        Call it once, whether the worker is alive or not.
+        Call it once, whether they are alive or not.
         """
         try:
-            if not self._suspended:
-                async with asyncio.timeout(CLOSE_S):
-                    await self.submit(Shutdown())
-                    await self.died()
-        except (TimeoutError, WorkerDiedError):
-            pass  # killed next, or dead already
+            await self._close_workers()
         finally:
             await self._end()
 
+    async def _close_workers(self) -> None:
+        await asyncio.gather(*(worker.close() for worker in self.workers))
+
     async def _end(self) -> None:
-        self._process.kill()
-        await self.died()
+        for worker in self.workers:
+            await worker.kill()
         self.arena.close()
         self.exchange.close()
 
-    def _process_ended(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._process.wait()
-        self._exited.set_result(None)
-        self._fail_pending()
 
-    def _wire_lost(self) -> None:
-        # Nothing can be answered any more. The process gets time to end by itself, so that its exit status is
-        # known.
-        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._process.kill)
-        self._fail_pending()
-
-    def _fail_pending(self) -> None:
-        """Fail open commands once the process has ended *and* its answers are read, in either order."""
-        if self._exited.done() and not self._wire.open:
-            self._wire.fail(self._process.returncode)
+def devices_named(text: str) -> list[str]:
+    """The devices in `text`, with commas between them; `all` begins as `auto`."""
+    return ["auto"] if text == ALL else text.split(",")
 
 
-class _Wire(asyncio.Protocol):
-    """Commands out and answers in, matched by number."""
-
-    def __init__(self, on_lost: Callable[[], None]) -> None:
-        self.pending: dict[int, asyncio.Future[Result]] = {}
-        self._number = 0
-        self.open = False
-        self._on_lost = on_lost
-        self._reader = FrameReader()
-
-    def ask(self, command: Command[Any]) -> asyncio.Future[Result]:
-        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._number += 1
-        self.pending[self._number] = answer
-        self._transport.write(encode_message(self._number, command))
-        return answer
-
-    def fail(self, status: int) -> None:
-        while self.pending:
-            _, answer = self.pending.popitem()
-            if not answer.done():
-                answer.set_exception(WorkerDiedError(status))
-                answer.exception()  # if its caller was cancelled, nobody retrieves it, and that is no error
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self.open = True
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for number, body in self._reader.feed(data):
-                result = decode_result(body)
-                answer = self.pending.pop(number)
-                if not answer.done():  # its caller was cancelled
-                    answer.set_result(result)
-        except (ProtocolError, KeyError):
-            self._transport.abort()  # a worker that talks nonsense is ended
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self.open = False
-        self._on_lost()
+def block_of(command: Command[Any]) -> int | None:
+    """The block that a worker must hold for `command`; None: any worker can carry it out."""
+    if isinstance(command, MarkSlot):
+        return command.marking.block
+    if isinstance(command, SumVectors):
+        return None if command.rounding is None else command.rounding.block
+    block: int | None = getattr(command, "block", None)
+    return block
 
 
-def _cannot_start(why: str) -> LocalError:
-    return LocalError(
-        "HP-GPU-003",
-        "the compute worker cannot be started",
-        why=why,
-        fix="free some memory and try again",
-        exit_code=ExitCode.TRY_LATER,
-    )
+async def _answer(command: Command[R], asked: Sequence[asyncio.Future[Result]]) -> R:
+    """The answer to `command`: the first of those of all workers that were asked."""
+    first, *_ = [answered(command, await one) for one in asked]
+    return first
 
 
-def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
-    """Start the worker process; it inherits the socket, the arena and both files."""
-    environment = os.environ | {
-        # The worker imports what we import, installed or not; -P keeps the user's current folder out of it.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": str(options.threads),
-        **MALLOC,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", worker, *options.arguments()],
-        env=environment,
-        pass_fds=(options.socket, options.arena, options.exchange, options.scratch),
-        stdin=subprocess.DEVNULL,
-        stdout=STDERR,  # the daemon's own standard output is data
-        process_group=0,  # processes that it starts are suspended with it
+async def _joined(work: InSegments[R], asked: asyncio.Future[list[Result]]) -> R:
+    results = await asked
+    if isinstance(results[-1], CommandFailed):
+        raise CommandFailedError(results[-1])
+    return work.join(
+        [answered(part.command, result) for part, result in zip(work.parts, results, strict=True)]
     )

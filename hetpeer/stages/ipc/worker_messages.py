@@ -290,7 +290,7 @@ class WorkerInfo(Result, kind="worker_info"):
 
     `device_uuid`: the GPU's by NVML; empty on a CPU. `arithmetic`: what decides the last bits of its numbers
     (block/arithmetic.py). `device_bytes`: memory that torch holds on the GPU (0 on
-    a CPU), not counted in `device_free_bytes`.
+    a CPU), not counted in `device_free_bytes`. `gpus`: those that torch sees on this machine.
     """
 
     device: Name
@@ -304,6 +304,7 @@ class WorkerInfo(Result, kind="worker_info"):
     device_total_bytes: Count
     blocks: tuple[Count, ...]
     tasks: Count
+    gpus: Count
 
 
 class CommandFailedError(LocalError):

@@ -8,8 +8,8 @@ loss, and at most as many hops. Hops alone would not do: the rest of a route may
 need not fall along it. Evaluation forwards keep nothing and are not counted.
 
 The steps under way share the worker (`WorkerQueue`): only DEPTH pieces of work are there at a time, of
-whatever step. Backwards of any step go before forwards, and older steps before younger ones, because they are
-committed first.
+whatever step, and one more for each further device of a divided place. Backwards of any step go before
+forwards, and older steps before younger ones, because they are committed first.
 
 The window (`InFlightWindow`) bounds the forwards of all steps that wait for their gradient, and so hides
 links behind computation. With too few, the worker waits for a gradient that is still travelling; with too
@@ -83,13 +83,16 @@ class InFlightWindow:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
+        self.devices = 1
+        """Devices of ours that a microbatch passes through, one after another."""
         self._ways: dict[int, _TripMeasurements] = {}
         self._under_way: dict[Task, tuple[int, int, float]] = {}
         """Task → (hops after it, how many had returned when it began, when it began)."""
 
-    def reset(self, most: int) -> None:
-        """Forget the measurements: another place, with room for `most`."""
+    def reset(self, most: int, devices: int = 1) -> None:
+        """Forget the measurements: another place, with room for `most`, divided among so many `devices`."""
         self.most = min(most, MOST)
+        self.devices = devices
         self._ways.clear()
         self._under_way.clear()
 
@@ -120,8 +123,12 @@ class InFlightWindow:
             way.end_step()
 
     def depth(self, hops_after: int) -> int:
-        """Number of forwards that may wait for their gradient."""
-        least = shortest(hops_after)
+        """Number of forwards that may wait for their gradient.
+
+        Each further device can have one more at work, if there is memory for it.
+        """
+        shallow = shortest(hops_after)
+        least = max(shallow, min(shallow + self.devices - 1, self.most))
         way = self._ways.get(hops_after)
         if not hops_after or way is None or not math.isfinite(way.enough):
             return least
@@ -295,7 +302,8 @@ DEPTH = 2
 class WorkerQueue:
     """The steps that share a worker.
 
-    `window`: bounds the forwards that wait for their gradient; None: as many as 1F1B has.
+    `window`: bounds the forwards that wait for their gradient, and says how many devices work; None: as many
+    as 1F1B has, and one.
     """
 
     def __init__(self, window: InFlightWindow | None = None) -> None:
@@ -321,7 +329,7 @@ class WorkerQueue:
 
     def turn(self) -> tuple[Schedule[Any], ScheduledWork[Any]] | None:
         """The step whose work comes next, and that work; None if there is none, or the worker has enough."""
-        if sum(one.running for one in self._steps) >= DEPTH:
+        if sum(one.running for one in self._steps) >= DEPTH + self._window.devices - 1:
             return None
         forward = None
         for one in self._steps:

@@ -327,4 +327,5 @@ class Engine(Executor):
             device_total_bytes=total,
             blocks=tuple(sorted(self._blocks)),
             tasks=len(self._tasks),
+            gpus=devices.gpus(),
         )

@@ -1,0 +1,175 @@
+"""A place divided among devices, here workers on the processor: the bits of one device, and what fails."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+
+from hetpeer.peer.training.task_segments import backward_in_segments, forward_in_segments
+from hetpeer.stages.ipc.arena import Arena
+from hetpeer.stages.ipc.block_commands import Backward, ClearStep, Forward
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.worker_messages import CommandFailedError
+from hetpeer.stages.ipc.worker_process import WorkerDiedError
+from hetpeer.stages.pipeline.division import Division
+from tests.stages.compute_rig import (
+    Holder,
+    cpu_engine,
+    microbatch,
+    refused,
+    submitter,
+    tiny_blocks,
+    tiny_gpt,
+)
+
+WORKER = "hetpeer.averaging.worker_main"
+MICROBATCHES, STEPS = 4, 2
+
+
+class Divided(Holder):
+    """A holder whose blocks are on several devices; forwards and backwards are posted and awaited later."""
+
+    def __init__(self, compute: Compute, blocks: list[Any], ends: tuple[int, ...]) -> None:
+        super().__init__(self.send, compute.arena, blocks, compute.exchange)
+        compute.divide(Division(blocks[0].index, ends))
+        self.compute = compute
+        self.specs = {spec.index: spec for spec in blocks}
+        self.segments = compute.division.segments(self.begin, self.end)
+        self.between: dict[str, list[Any]] = {}
+
+    def send(self, command: Any) -> Any:
+        """Post it now; it may be awaited later."""
+        if isinstance(command, Forward):
+            inside = [self.room(self.specs[end - 1].outputs) for _, end in self.segments[:-1]]
+            self.between[command.task] = inside
+            return self.compute.post_segments(forward_in_segments(command, self.segments, inside, self.specs))
+        if isinstance(command, Backward):
+            inside = [
+                self.room({name: spec for name, spec in self.specs[end].inputs.items() if spec.grad})
+                for _, end in self.segments[:-1]
+            ]
+            self.between[command.task] += inside
+            return self.compute.post_segments(backward_in_segments(command, self.segments, inside))
+        return self.compute.post(command)
+
+    def forget(self, task: str) -> None:
+        self.release(*self.between.pop(task))
+
+
+Result = tuple[list[float], list[bytes]]
+
+
+async def train(holder: Holder, at_once: int) -> Result:
+    """Losses, and the states after STEPS steps with so many microbatches under way."""
+    losses: list[float] = []
+    for step in range(STEPS):
+        tasks = [f"{step}:{number}" for number in range(MICROBATCHES)]
+        for begin in range(0, MICROBATCHES, at_once):
+            some = list(enumerate(tasks))[begin : begin + at_once]
+            forwards = [holder.forward(task, step * MICROBATCHES + number) for number, task in some]
+            done = await asyncio.gather(*forwards)
+            losses += [loss for _, loss, _ in done]
+            # gathered tasks begin in order, and so do the backwards that they post
+            await asyncio.gather(
+                *(holder.backward(task, number % 2, weight=1 / MICROBATCHES) for number, task in some)
+            )
+            for (_, task), (_, _, data) in zip(some, done, strict=True):
+                holder.release(data)
+                if isinstance(holder, Divided):
+                    holder.forget(task)
+        await holder.merge(source=1, target=0)
+        for spec in holder.blocks:
+            total = await holder.export(spec, 0)
+            await holder.apply(spec, total, 0.5)
+            holder.release(total)
+        await holder.submit(ClearStep(step=step))
+    return losses, [await holder.state(spec.index) for spec in holder.blocks]
+
+
+_EXPECTED: list[Result] = []
+
+
+@pytest.fixture
+async def expected() -> Result:
+    """What one device makes of it, in this process."""
+    if not _EXPECTED:
+        torch.set_num_threads(1)
+        arena = Arena(32 << 20)
+        holder = Holder(submitter(cpu_engine(arena)), arena, tiny_blocks())
+        await holder.load(tiny_gpt())
+        _EXPECTED.append(await train(holder, 1))
+        arena.close()
+    return _EXPECTED[0]
+
+
+async def workers(devices: str) -> Compute:
+    return await Compute.start(ComputeConfig(device=devices, nice=0, arena_bytes=32 << 20), WORKER)
+
+
+@pytest.fixture
+async def compute() -> AsyncIterator[Compute]:
+    started = await workers("cpu,cpu")
+    yield started
+    await started.close()
+
+
+async def holder_on(compute: Compute) -> Divided:
+    """The first block on one device, the others on the other."""
+    blocks = tiny_blocks()
+    holder = Divided(compute, blocks, (blocks[0].index + 1, blocks[-1].index + 1))
+    await holder.load(tiny_gpt())
+    return holder
+
+
+async def test_a_divided_place_trains_bit_for_bit_as_one_device(compute: Compute, expected: Result) -> None:
+    """Whether microbatches are done one by one or side by side."""
+    for at_once in (1, MICROBATCHES):
+        holder = await holder_on(compute)
+        first, second = await compute.infos()
+        assert (len(first.blocks), len(second.blocks)) == (1, len(holder.blocks) - 1)
+        assert await train(holder, at_once) == expected
+        assert [info.tasks for info in await compute.infos()] == [0, 0]
+        assert compute.arena.used == 0
+
+
+async def test_nothing_is_left_of_what_failed_or_is_over(compute: Compute) -> None:
+    holder = await holder_on(compute)
+    await holder.forward("a", 0)
+    with refused("HP-NUM-001", "task a"):
+        await holder.backward("a", 0, weight=float("1e38"))
+    forwards = [asyncio.ensure_future(holder.forward(f"{number}", number)) for number in range(8)]
+    await asyncio.sleep(0)
+    await holder.submit(ClearStep(step=0))
+    done = await asyncio.gather(*forwards, return_exceptions=True)
+    assert all(isinstance(one, CommandFailedError | tuple) for one in done)
+    assert isinstance(done[-1], CommandFailedError), "its second part was called off"
+    assert [info.tasks for info in await compute.infos()] == [0, 0]
+    _, loss, _ = await holder.forward("b", 1)
+    assert loss == pytest.approx(tiny_gpt()(**microbatch(1)).item())
+    await holder.backward("b", 0)
+
+
+async def test_the_death_of_one_worker_is_the_end_of_all() -> None:
+    compute = await workers("cpu,cpu")
+    holder = await holder_on(compute)
+    died = asyncio.ensure_future(compute.died())
+    under_way = asyncio.ensure_future(holder.forward("a", 0))
+    await asyncio.sleep(0)
+    os.kill(compute.workers[1].pid, signal.SIGKILL)
+    assert (await died).status == -signal.SIGKILL
+    with pytest.raises(WorkerDiedError):
+        await under_way
+    pids = [worker.pid for worker in compute.workers]
+    await compute.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_if_one_worker_does_not_start_none_is_left() -> None:
+    with pytest.raises(WorkerDiedError):
+        await workers("cpu,cuda:99")
