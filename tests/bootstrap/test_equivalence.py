@@ -3,6 +3,7 @@ that.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ from tests.stages.zoo import zoo
 pytestmark = pytest.mark.xdist_group("zoo")
 
 BOTH = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
+
+
+BY_BLOCK = False
+"""Whether gradients are compared as they come, as of a model that is larger than memory."""
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["at once", "block by block"])
+def by_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.bootstrap.test_equivalence.BY_BLOCK", request.param)
 
 
 class Net(nn.Module):
@@ -46,7 +56,8 @@ def vectors() -> dict[str, Tensor]:
 def check(model: nn.Module, data: dict[str, Tensor], autocast: bool = False) -> None:
     torch.set_num_threads(1)
     dag = trace(model, data)
-    check_likeness(model, data, dag, cut_blocks(dag, mode=ComputeMode(autocast=autocast)))
+    blocks = cut_blocks(dag, mode=ComputeMode(autocast=autocast))
+    check_likeness(model, data, dag, blocks, nullcontext() if BY_BLOCK else None)
 
 
 class Reversal(torch.autograd.Function):
@@ -176,7 +187,8 @@ def test_a_dropout_that_a_checkpoint_computes_again_has_its_mask(autocast: bool)
 def test_what_travels_is_accepted_and_left_as_it_was(name: str, autocast: bool) -> None:
     model, dag, (data, *_) = zoo(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    check_likeness(model, data, dag, cut_blocks(dag, mode=ComputeMode(autocast=autocast)))
+    blocks = cut_blocks(dag, mode=ComputeMode(autocast=autocast))
+    check_likeness(model, data, dag, blocks, nullcontext() if BY_BLOCK else None)
     assert all(tensor.equal(before[key]) for key, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -66,20 +66,21 @@ def author_model(
     *,
     classes: int | None,
     seed: int,
-    kept: KeptFiles,
+    folder: Path,
     tell: Callable[[str], None],
 ) -> AuthorModel:
-    """Build or load the author's model, and keep what export needs of it.
+    """Build or load the author's model, and keep what export needs of it in the run's `folder`.
 
     Without a tokenizer in `options` a model by name has its own. `tell` gets a line for all that is
     remarkable. Raises `LocalError` HP-MODEL-006, HP-MODEL-012, HP-MODEL-013, HP-DATA-009, and for images
     HP-DATA-001, HP-DATA-008, HP-DATA-010.
     """
+    kept = KeptFiles(folder / FOLDER)
     task = None if author.task is None else Task(author.task)
     tokenizer = Tokenizer(options.tokenizer) if options.tokenizer else None
     source = ModelSource.parse(author.model) if is_named(author.model) else None
     if source is None:
-        module = build_model(author.model, seed)
+        module = build_model(author.model, seed, folder)
     else:
         module, task = load.load(source, task, classes, seed, tell)
         tokenizer = tokenizer or _own_tokenizer(source, task, author.data)

@@ -22,7 +22,6 @@ from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data
 from hetpeer.bootstrap.authoring.sample_weigher import SampleWeigher, check_steps
 from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference
 from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt
-from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.run.durable_files import atomic_write, made_beside
 from hetpeer.bootstrap.run.manifest import Manifest, public_bytes, sign, validated
@@ -110,8 +109,7 @@ def create_run(
         for part in FOLDERS:
             (folder / part).mkdir()
         tell("building the model")
-        kept = KeptFiles(folder / FOLDER)
-        own = author_model(author, reading, classes=classes, seed=seed, kept=kept, tell=tell)
+        own = author_model(author, reading, classes=classes, seed=seed, folder=folder, tell=tell)
         if adapters:
             adapted = adapt(own.module, adapters, own.task if own.part == "" else None)
             tell(f"adapted layers: {adapted}; everything else is frozen")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hetpeer.stages.graph.block_spec import BlockSpec
+    from hetpeer.stages.tracing.trace import OpDag
 
 DEFAULT_STAGES = 2
 
@@ -53,8 +54,6 @@ def ship(
     """
     import torch
 
-    from hetpeer.bootstrap.model_checks.equivalence import check_likeness, memory_of
-    from hetpeer.stages.block.device import survey
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.counted_targets import counted_targets
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
@@ -88,22 +87,12 @@ def ship(
     specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
     check_block_sizes(specs)
     _check_last(specs, last)
-    takes, free = memory_of(specs), survey().ram_free_bytes
-    if takes <= free:
-        tell("comparing the blocks with the model on one microbatch")
-        with plain_checkpoints():
-            check_likeness(model, first, dag, specs)
-    else:
-        _log.warning(
-            "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are "
-            "free; make sure that the model has no hooks and no torch.autograd.Function of your own",
-            takes / 2**30,
-            free / 2**30,
-        )
+    with plain_checkpoints():
+        _compare(folder, model, first, dag, specs, tell)
     tell(f"writing {len(specs)} block{'' if len(specs) == 1 else 's'}")
     targets = counted_targets(dag, first)
     fields: Fields = {
-        "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
+        "blocks": [_write_block(folder, spec, dag, model) for spec in specs],
         "layouts": [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]],
         "ties": _ties(specs),
         "counters": dict(dag.counters),
@@ -112,6 +101,36 @@ def ship(
         "recompute": mode.recompute,
     }
     return fields, None if targets is None else targets.weights
+
+
+def _compare(
+    folder: Path,
+    model: nn.Module,
+    first: Mapping[str, Tensor],
+    dag: OpDag,
+    specs: Sequence[BlockSpec],
+    tell: Callable[[str], None],
+) -> None:
+    """Compare the blocks with the model on the microbatch `first`, in the memory that there is."""
+    from hetpeer.bootstrap.authoring.large_model import kept_in_files
+    from hetpeer.bootstrap.model_checks.equivalence import check_likeness, least_memory_of, memory_of
+    from hetpeer.stages.block.device import survey
+
+    least, free = least_memory_of(specs), survey().ram_free_bytes
+    if memory_of(specs) <= free:
+        tell("comparing the blocks with the model on one microbatch")
+        check_likeness(model, first, dag, specs)
+    elif least <= free:
+        tell("comparing the blocks with the model on one microbatch, block by block for lack of memory")
+        keep = kept_in_files(model, folder, (free - least) // 4)
+        check_likeness(model, first, dag, specs, keep)
+    else:
+        _log.warning(
+            "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are "
+            "free; make sure that the model has no hooks and no torch.autograd.Function of your own",
+            least / 2**30,
+            free / 2**30,
+        )
 
 
 def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
@@ -143,10 +162,14 @@ def _ties(specs: Sequence[BlockSpec]) -> list[Fields]:
     return [{"uses": places} for places in uses.values() if len(places) > 1]
 
 
-def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -> Fields:
-    """Write a block's graph, initial state and constants; returns its manifest entry."""
+def _write_block(folder: Path, spec: BlockSpec, dag: OpDag, model: nn.Module) -> Fields:
+    """Write a block's graph, initial state and constants; returns its manifest entry.
+
+    Parameters of a large model are read from there from now on.
+    """
     from hetpeer.stages.graph.block_wire import pack_block
 
+    tensors = dag.tensors
     initial = _Initial([tensors[name] for name, _ in layout_of(spec)])
     full = spec.at(spec.batch)
     entry: Fields = {
@@ -168,7 +191,20 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
         entry["buffers"] = _write_tensors(
             folder / "state" / f"buffers-{spec.index:03}.safetensors", constants
         )
+    _give_back(folder / "state" / entry["state"]["name"], spec, dag, model)
     return entry
+
+
+def _give_back(path: Path, spec: BlockSpec, dag: OpDag, model: nn.Module) -> None:
+    """Free the disk of those parameters of `spec` that lie in files of their own: they are in `path`, too."""
+    from hetpeer.bootstrap.authoring.large_model import lies_in_file, read_from
+
+    twice = {name: [dag.tensors[name]] for name in spec.parameter_specs if lies_in_file(dag.tensors[name])}
+    for name, parameter in model.named_parameters():
+        if (own := dag.state_dict.get(name, name)) in twice:
+            twice[own].append(parameter)
+    if twice:
+        read_from(path, twice)
 
 
 class _Initial:

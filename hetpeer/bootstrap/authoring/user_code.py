@@ -80,11 +80,11 @@ def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
     return f"{path.resolve()}:{function}"
 
 
-def build_model(reference: str, seed: int) -> nn.Module:
+def build_model(reference: str, seed: int, folder: Path | None = None) -> nn.Module:
     """Call the author's function, torch seeded, in float32, on the CPU.
 
-    Parameters that do not fit into memory lie in files (large_model.py). Raises `LocalError` HP-MODEL-006,
-    HP-DISK-002.
+    Parameters that do not fit into memory lie in files in `folder` (large_model.py). Raises `LocalError`
+    HP-MODEL-006, HP-DISK-002.
     """
     import torch
     from torch import nn
@@ -93,7 +93,7 @@ def build_model(reference: str, seed: int) -> nn.Module:
 
     function = _load_function(reference, MODEL)
     torch.manual_seed(seed)
-    with _author_errors(reference, MODEL), LargeTensorsInFiles():
+    with _author_errors(reference, MODEL), LargeTensorsInFiles(folder, planned=function):
         model = function()
     if not isinstance(model, nn.Module):
         raise MODEL.error(reference, f"it returned a {type(model).__name__}, not a torch.nn.Module")

@@ -7,21 +7,20 @@ a hook) or a loss (Python state, a cast by autocast). So the author's machine co
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetpeer.bootstrap.model_checks.block_gradients import BlockGradients
 from hetpeer.bootstrap.model_checks.drawn_dropout import DrawnDropout
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec
-from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.graph_cost import ANY_DRAW
-from hetpeer.stages.graph.safety_check import unpack_block
-from hetpeer.stages.operators.own_operators import Pass
+from hetpeer.stages.graph.graph_cost import ANY_DRAW, activation_bytes
 from hetpeer.stages.tracing.capture import torch_line
 from hetpeer.stages.tracing.refusals import unfit
 from hetpeer.stages.tracing.trace import OpDag
@@ -78,30 +77,122 @@ class Comparison:
 def memory_of(specs: Sequence[BlockSpec]) -> int:
     """Approximate bytes of a comparison, parameters aside: gradients, the largest block's twice, one pass."""
     gradients = [spec.parameter_bytes for spec in specs]
-    return sum(gradients) + max(gradients) + sum(spec.activation_bytes for spec in specs)
+    return sum(gradients) + max(gradients) + sum(map(_kept, specs))
+
+
+def least_memory_of(specs: Sequence[BlockSpec]) -> int:
+    """Approximate bytes if gradients are compared as they come, and what the module keeps is elsewhere.
+
+    These are both gradients of two blocks, the shared ones, and what one block keeps.
+    """
+    uses = Counter(name for spec in specs for name in spec.parameter_specs)
+    counts = {name: tensor.nbytes for spec in specs for name, tensor in spec.parameter_specs.items()}
+    shared = sum(counts[name] for name, count in uses.items() if count > 1)
+    return 4 * max(spec.parameter_bytes for spec in specs) + shared + max(map(_kept, specs))
+
+
+def _kept(spec: BlockSpec) -> int:
+    """Bytes that autograd keeps of a block that does not recompute: the module does not."""
+    return activation_bytes(replace(spec, recompute=False)) if spec.recompute else spec.activation_bytes
 
 
 def compare(
-    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
+    model: nn.Module,
+    example: Mapping[str, Tensor],
+    dag: OpDag,
+    specs: Sequence[BlockSpec],
+    keep: AbstractContextManager[Any] | None = None,
 ) -> Comparison:
     """Loss and gradients of the microbatch `example` by the module and by the blocks, as in the run.
 
     That is with the run's draws, and under autocast in a bf16 run. It takes a forward and a backward pass by
-    each of the two, and `memory_of(specs)` bytes; the module is unchanged afterwards. Raises LocalError
-    HP-MODEL-003 if the module cannot be trained on `example`, HP-MODEL-001 if the blocks cannot compute it.
+    the module, and two forwards and a backward by the blocks. Without `keep` it takes `memory_of(specs)`
+    bytes. With it, gradients are compared and dropped as they come, which takes `least_memory_of(specs)`;
+    the module's forward then runs in the context `keep`, which says where what its backward needs lies.
+
+    The module is unchanged afterwards. Raises LocalError HP-MODEL-003 if the module cannot be trained on
+    `example`, HP-MODEL-001 if the blocks cannot compute it.
     """
     autocast = specs[0].autocast
-    loss, gradients = _eager(model, example, dag, autocast)
-    norms = {name: float(gradient.norm()) for name, gradient in gradients.items()}
-    whole = math.hypot(*norms.values())
-    if not math.isfinite(loss) or not math.isfinite(whole):
+    blocks = BlockGradients(specs, dag.tensors, example)
+    names: dict[Tensor, str] = {
+        parameter: dag.state_dict.get(fqn, fqn) for fqn, parameter in model.named_parameters()
+    }
+
+    def take(parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            with _refused(autocast):
+                blocks.take(names[parameter], _dense(names[parameter], gradient))
+
+    hooks = []
+    model.zero_grad()
+    try:
+        with _tried(model):
+            casts = torch.autocast(CPU.type, torch.bfloat16, enabled=autocast, cache_enabled=keep is None)
+            with casts, keep or nullcontext():
+                loss = model(**example)
+            if keep is not None:
+                hooks = [
+                    parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+                    for parameter in names
+                    if parameter.requires_grad
+                ]
+                with _refused(autocast):
+                    blocks.await_of({names[one] for one in _reached(loss) if one in names})
+            loss.backward()
+        with _refused(autocast):
+            if keep is None:
+                blocks.await_of({names[one] for one in names if one.grad is not None})
+            for parameter in names:
+                take(parameter)
+            blocks.finish()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.zero_grad()
+    found = Comparison(
+        loss=loss.item(), found=blocks.loss, norms=blocks.norms, differences=blocks.differences
+    )
+    if not math.isfinite(found.loss) or not math.isfinite(found.whole):
         raise unfit(
-            f"the first microbatch has the loss {loss} and a gradient of the norm {whole}",
+            f"the first microbatch has the loss {found.loss} and a gradient of the norm {found.whole}",
             "what is not finite is no step",
             "find out where it comes from: torch.autograd.detect_anomaly() names the operator",
         )
+    return found
+
+
+def _reached(loss: Tensor) -> set[Tensor]:
+    """The leaves to which the backward of `loss` comes."""
+    found, seen, left = set(), set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        left += [after for after, _ in node.next_functions]
+    return found
+
+
+def _dense(name: str, gradient: Tensor) -> Tensor:
+    """The gradient of a parameter. Raises LocalError HP-MODEL-003 for a sparse one."""
+    if gradient.layout is not torch.strided:
+        raise unfit(
+            f"the gradient of parameter {name!r} is sparse",
+            "volunteers add up dense ones",
+            "leave sparse=True out",
+        )
+    return gradient
+
+
+@contextmanager
+def _refused(autocast: bool) -> Iterator[None]:
+    """Context of the blocks' computing: its ProtocolError becomes HP-MODEL-001."""
     try:
-        found = _subtract_blocks(specs, dag.tensors, example, gradients)
+        yield
     except ProtocolError as error:
         raise LocalError(
             "HP-MODEL-001",
@@ -111,18 +202,20 @@ def compare(
             + (", or let the run compute in float32" if autocast else ""),
             exit_code=ExitCode.CONFIG,
         ) from error
-    differences = {name: float(gradient.norm()) for name, gradient in gradients.items()}
-    return Comparison(loss=loss, found=found, norms=norms, differences=differences)
 
 
 def check_likeness(
-    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
+    model: nn.Module,
+    example: Mapping[str, Tensor],
+    dag: OpDag,
+    specs: Sequence[BlockSpec],
+    keep: AbstractContextManager[Any] | None = None,
 ) -> Comparison:
     """Refuse blocks whose loss or gradients are not the module's; returns the numbers of both.
 
-    Raises LocalError HP-MODEL-011, besides the errors of `compare`.
+    `keep` as in `compare`. Raises LocalError HP-MODEL-011, besides the errors of `compare`.
     """
-    by_both = compare(model, example, dag, specs)
+    by_both = compare(model, example, dag, specs, keep)
     loss, found, norms, differences = by_both.loss, by_both.found, by_both.norms, by_both.differences
     gates = ROUNDED if specs[0].autocast else EXACT
     if not abs(found - loss) <= gates.loss * (abs(loss) + 1):
@@ -158,17 +251,18 @@ def loss_of(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool) 
 
     Raises LocalError HP-MODEL-003 if the module fails.
     """
-    with _tried(model, autocast), torch.no_grad():
+    casts = torch.autocast(CPU.type, torch.bfloat16, enabled=autocast)
+    with _tried(model), casts, torch.no_grad():
         return float(model(**example))
 
 
 @contextmanager
-def _tried(model: nn.Module, autocast: bool) -> Iterator[None]:
-    """Context of the author's module on the first microbatch: draws, autocast, buffers put back, errors."""
+def _tried(model: nn.Module) -> Iterator[None]:
+    """Context of the author's module on the first microbatch: draws, buffers put back, errors."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     try:
-        with DrawnDropout(ANY_DRAW), torch.autocast(CPU.type, torch.bfloat16, enabled=autocast):
+        with DrawnDropout(ANY_DRAW):
             yield
     except LocalError:
         raise
@@ -182,74 +276,3 @@ def _tried(model: nn.Module, autocast: bool) -> Iterator[None]:
         with torch.no_grad():
             for buffer, content in before:
                 buffer.copy_(content)
-
-
-def _eager(
-    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, autocast: bool
-) -> tuple[float, dict[str, Tensor]]:
-    """Loss of the author's module; graph name → gradient of parameters with one here or in the graph."""
-    model.zero_grad()
-    with _tried(model, autocast):
-        loss = model(**example)
-        with torch.autocast(CPU.type, enabled=False):
-            loss.backward()
-    gradients = {}
-    for fqn, parameter in model.named_parameters():
-        name, gradient = dag.state_dict.get(fqn, fqn), parameter.grad
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise unfit(
-                f"the gradient of parameter {name!r} is sparse",
-                "volunteers add up dense ones",
-                "leave sparse=True out",
-            )
-        if gradient is not None:
-            gradients[name] = gradient
-        elif name in dag.parameters.values():
-            gradients[name] = torch.zeros_like(parameter)
-        parameter.grad = None
-    return loss.item(), gradients
-
-
-def _subtract_blocks(
-    specs: Sequence[BlockSpec],
-    tensors: Mapping[str, Tensor],
-    data: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-) -> float:
-    """Subtract the blocks' gradients from `gradients`; returns the blocks' loss. Raises ProtocolError."""
-    here, batch = Pass(ANY_DRAW), specs[0].batch
-    passed, bundle = [], dict[str, Tensor]()
-    for spec in specs:
-        block, parameters = _received(spec, tensors)
-        entering = {n: bundle[n].detach().requires_grad_(one.grad) for n, one in spec.inputs.items()}
-        bundle = block.forward(entering, data, batch, here)
-        passed.append((entering, parameters, bundle))
-    (loss,) = bundle.values()
-    seeds = {name: torch.ones_like(tensor) for name, tensor in bundle.items()}
-    while passed:
-        entering, parameters, leaving = passed.pop()
-        inputs = [name for name, tensor in entering.items() if tensor.requires_grad]
-        roots = [name for name, tensor in leaving.items() if tensor.requires_grad]
-        if not roots:
-            break
-        found = backpropagate(
-            [leaving[name] for name in roots],
-            [*(entering[name] for name in inputs), *parameters.values()],
-            [seeds[name] for name in roots],
-        )
-        # As the worker does: nothing came back for what only a region without gradients reads from here on.
-        seeds = {
-            name: torch.zeros_like(entering[name]) if gradient is None else gradient
-            for name, gradient in zip(inputs, found, strict=False)
-        }
-        for name, gradient in zip(parameters, found[len(inputs) :], strict=True):
-            if gradient is not None:
-                gradients[name].sub_(gradient)
-    return loss.item()
-
-
-def _received(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> tuple[Block, dict[str, Tensor]]:
-    """The block as a volunteer gets it, on the author's tensors, and its parameters."""
-    spec = unpack_block(pack_block(spec))
-    parameters = {name: tensors[name].detach().requires_grad_() for name in spec.parameter_specs}
-    return Block(spec, parameters, tensors, tensors, CPU), parameters
