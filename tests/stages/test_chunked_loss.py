@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from hetpeer.bootstrap.model_checks.equivalence import check_likeness
-from hetpeer.stages.operators.chunked_loss import LINEAR_LOSS, linear_cross_entropy
+from hetpeer.stages.operators.chunked_loss import LINEAR_LOSS, linear_cross_entropy, parts_of
 from hetpeer.stages.tracing.counted_targets import counted_targets
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from hetpeer.stages.tracing.passes import large_losses
@@ -53,6 +58,60 @@ def test_under_autocast_products_are_in_bfloat16() -> None:
         torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3)
 
 
+def products(autograd: FlopCounterMode) -> float:
+    """Products of the layer's size that were computed."""
+    return autograd.get_total_flops() / (2 * TOKENS * WIDTH * CLASSES)
+
+
+def test_logits_are_made_once() -> None:
+    x, weight, target = given()
+    with FlopCounterMode(display=False) as counter:
+        loss = linear_cross_entropy(x, weight, target, -100, 4)
+        assert products(counter) == 3
+        loss.backward()
+    assert products(counter) == 3
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        evaluated = linear_cross_entropy(x, weight, target, -100, 4)
+    assert products(counter) == 1
+    assert torch.equal(evaluated, loss.detach())
+
+
+def test_a_dry_run_has_the_costs_of_a_layer_and_its_backward() -> None:
+    x, weight, target = (
+        tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in given()
+    )
+    with FlopCounterMode(display=False) as counter:
+        loss = linear_cross_entropy(x, weight, target, -100, 4)
+        assert products(counter) == 1
+        gradients = torch.autograd.grad(loss, (x, weight))
+    assert products(counter) == 3
+    assert [one.shape for one in gradients] == [x.shape, weight.shape]
+
+
+def test_recomputing_gives_the_same_bits() -> None:
+    def gradients(compute: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        x, weight, target = given()
+        return torch.autograd.grad(compute(x, weight, target, -100, 4), (x, weight))
+
+    again = partial(checkpoint, linear_cross_entropy, use_reentrant=False)
+    for one, other in zip(gradients(linear_cross_entropy), gradients(again), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_second_backward_is_refused() -> None:
+    x, weight, target = given()
+    loss = linear_cross_entropy(x, weight, target, -100, 4)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_parts_are_of_about_one_length() -> None:
+    assert [part.stop - part.start for part in parts_of(512, 166)] == [128] * 4
+    assert [part.stop - part.start for part in parts_of(7, 3)] == [3, 3, 1]
+    assert [part.stop - part.start for part in parts_of(2, 3)] == [2]
+
+
 def test_a_frozen_layer_gets_no_gradient() -> None:
     x, weight, target = given()
     linear_cross_entropy(x, weight.detach(), target, -100, 4).backward()
@@ -72,6 +131,7 @@ def test_without_targets_the_loss_is_not_finite() -> None:
         {"target": torch.zeros(TOKENS + 1, dtype=torch.int64)},
         {"target": torch.zeros(TOKENS)},
         {"ignored": 0.5},
+        {"x": torch.zeros(0, WIDTH), "target": torch.zeros(0, dtype=torch.int64)},
         {"rows": 0},
         {"rows": 1.0},
         {"x": torch.zeros(5000, WIDTH), "target": torch.zeros(5000, dtype=torch.int64), "rows": 1},
