@@ -33,6 +33,7 @@ from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, n
 WORKER = "hetpeer.averaging.worker_main"
 CONFIG = ComputeConfig(device="cpu", nice=0, arena_bytes=32 << 20)
 STEPS, MICROBATCHES, SLOT = 3, 4, 2
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MANY, SOON_S = 400, 10.0
 """So many times measuring how fast the machine is takes more than a minute, whatever the machine; and what
 is far below that and LAST_WORDS_S.
@@ -233,6 +234,26 @@ async def test_close_ends_a_busy_worker_in_time(monkeypatch):
     assert isinstance(answers[-1], WorkerDiedError)
     with pytest.raises(ProcessLookupError):
         os.kill(compute.workers[0].pid, 0)  # reaped
+
+
+@pytest.mark.skipif(
+    not HUGE.exists() or "[never]" in HUGE.read_text(), reason="the kernel gives no huge pages"
+)
+async def test_large_tensors_of_a_worker_lie_in_huge_pages():
+    """What a worker's environment makes of a tensor, in a child of the same environment."""
+    compute = await Compute.start(CONFIG, WORKER)
+    environment = psutil.Process(compute.pid).environ()
+    await compute.close()
+    program = (
+        "import torch\n"
+        "tensor = torch.ones(64 << 18)\n"
+        "lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "print(next(line.split()[1] for line in lines if line.startswith('AnonHugePages')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) >= 32 << 10
 
 
 async def test_a_suspended_worker_stands_still_and_is_killed_at_once(monkeypatch):

