@@ -242,7 +242,7 @@ async def test_close_ends_a_busy_worker_in_time(monkeypatch):
 async def test_large_tensors_of_a_worker_lie_in_huge_pages():
     """What a worker's environment makes of a tensor, in a child of the same environment."""
     compute = await Compute.start(CONFIG, WORKER)
-    environment = psutil.Process(compute.pid).environ()
+    environment = psutil.Process(compute.workers[0].pid).environ()
     await compute.close()
     program = (
         "import torch\n"
