@@ -157,13 +157,15 @@ class SendResult:
 class Land:
     """Move the sum of `shard` to its place in a vector of the elements [begin, end) of its block.
 
-    The handle stays what it is. The vector is there until all handles in it are released.
+    The handle stays what it is. The vector is there until all handles in it are released. Unless a block that
+    the sum counts for is inspected `closely`, tied elements may be added to their other uses at once.
     """
 
     shard: Shard
     handle: Handle
     begin: int
     end: int
+    closely: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Sums of a reduce in the arena: they land in one vector, and tied parameters are added there if nobody else
-needs what they are added to.
+"""Sums of a reduce in the arena: they land in one vector, and those of tied parameters are added there as
+they arrive if nobody else needs what they are added to.
 """
 
 from itertools import pairwise
@@ -29,7 +29,7 @@ FIRST, LAST = (0, 100, 900), (5, 0, 800)
 class Rig:
     """The worker's side of a place, with an engine in this process; what it tells the core is in `told`."""
 
-    def __init__(self, arena, *, block=0, place=(0, 1), spot_checks=0.0):
+    def __init__(self, arena, *, block=0, place=(0, 1), spot_checks=0.0, uses=(FIRST, LAST)):
         self.arena = arena
         self.store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
         self.told = []
@@ -49,30 +49,32 @@ class Rig:
                     training=SimpleNamespace(groups=()),
                     elements=lambda _block: SIZE,
                     specs={block: SimpleNamespace(parameter_count=SIZE, parameter_specs={})},
-                    ties=Ties((Tie(uses=(FIRST, LAST)),)),
+                    ties=Ties((Tie(uses=uses),)),
+                    holds=lambda one: place[0] <= one < place[1],
                 ),
             ),
             SimpleNamespace(),
         )
 
-    def sums(self, block, values, borders):
+    def sums(self, block, values, borders, *, plan=1, closely=False):
         """Sums of a block that have come from their reducers, shard by shard, and landed."""
         handles = []
         for index, (begin, end) in enumerate(pairwise(borders)):
             handle = self.store.put(STEP, memoryview(values[begin:end]).cast("B"))
-            shard = e.Shard(1, block, index, begin, end, "them")
-            self.reduces.land(STEP, e.Land(shard, handle, borders[0], borders[-1]))
+            shard = e.Shard(plan, block, index, begin, end, "them")
+            self.reduces.land(STEP, e.Land(shard, handle, borders[0], borders[-1], closely))
             handles.append(handle)
         return tuple(handles)
 
     def floats(self, tensor):
         return np.frombuffer(self.store.view(tensor), np.float32).copy()
 
-    async def gradient(self, own, other, **work):
+    async def gradient(self, own, other, block=None, **work):
         """The gradient that is inspected."""
-        tied = {5 - self.block: e.TiedPiece(0, other)}
-        await self.reduces.inspect(STEP, e.Inspect(1, self.block, own, tied, **work))
-        ((_, _, vote, gradient, _),) = self.told
+        block = self.block if block is None else block
+        tied = {5 - block: e.TiedPiece(0, other)}
+        await self.reduces.inspect(STEP, e.Inspect(1, block, own, tied, **work))
+        _, _, vote, gradient, _ = self.told.pop()
         assert vote.finite
         return gradient
 
@@ -97,18 +99,22 @@ def total(own, other, block):
     return found
 
 
+@pytest.mark.parametrize("own_first", [True, False])
+@pytest.mark.parametrize("borders", [SHARDS, (0, SIZE)])
 @pytest.mark.parametrize("block", [0, 5])
-async def test_sums_land_in_one_vector_and_tied_ones_are_added_there(arena, block):
+async def test_sums_land_in_one_vector_and_tied_ones_are_added_there(arena, block, borders, own_first):
     rig = Rig(arena, block=block, place=(block, block + 1))
     own, other = drawn(1), drawn(2)
-    handles = rig.sums(block, own, SHARDS)
     vector = 4 * SIZE
-    assert vector <= arena.used < vector + 200, "nothing is left of what they came in"
-    observed = rig.sums(5 - block, other, (0, 500, SIZE))
-    used = arena.used
+    arriving = [lambda: rig.sums(block, own, borders), lambda: rig.sums(5 - block, other, (0, 500, SIZE))]
+    landed = []
+    for arrives in arriving if own_first else arriving[::-1]:
+        landed.append(arrives())
+        assert vector <= arena.used < vector + 200, "nothing is left of what they came in"
+    handles, observed = landed if own_first else landed[::-1]
     gradient = await rig.gradient(handles, observed)
     assert np.array_equal(rig.floats(gradient), total(own, other, block))
-    assert arena.used == used, "no further vector"
+    assert vector <= arena.used < vector + 200, "no further vector"
     rig.store.release_all([*handles, *observed])
     assert vector <= arena.used < vector + 200, "the gradient is there until it is released"
     rig.store.end_step(STEP)
@@ -116,26 +122,53 @@ async def test_sums_land_in_one_vector_and_tied_ones_are_added_there(arena, bloc
     assert arena.used == 0
 
 
+async def test_of_two_tied_blocks_that_are_ours_each_gets_both_sums(arena):
+    rig, own, other = Rig(arena, place=(0, 6)), drawn(1), drawn(2)
+    landed = {0: rig.sums(0, own, SHARDS), 5: rig.sums(5, other, (0, 500, SIZE))}
+    gradient = await rig.gradient(landed[0], landed[5], block=0)
+    assert np.array_equal(rig.floats(gradient), total(own, other, 0))
+    rig.reduces._schema.specs[5] = rig.reduces._schema.specs[0]
+    gradient = await rig.gradient(landed[5], landed[0], block=5)
+    assert np.array_equal(rig.floats(gradient), total(other, own, 5))
+
+
 @pytest.mark.parametrize(
     ("rig", "borders", "work"),
     [
         ({"spot_checks": 0.1}, SHARDS, {}),
         ({}, SHARDS, {"closely": True}),
-        ({"place": (0, 6)}, SHARDS, {}),
-        ({}, (0, SIZE), {}),
+        ({"spot_checks": 0.1}, (0, SIZE), {}),
     ],
-    ids=["proofs", "looked at closely", "the other block is ours", "one shard that may be on its way"],
+    ids=["proofs", "looked at closely", "one shard that may be on its way"],
 )
 async def test_sums_that_somebody_may_still_need_are_left_as_they_came(arena, rig, borders, work):
     one, own, other = Rig(arena, **rig), drawn(1), drawn(2)
-    handles = one.sums(0, own, borders)
-    observed = one.sums(5, other, (0, 500, SIZE))
+    handles = one.sums(0, own, borders, **work)
+    observed = one.sums(5, other, (0, 500, SIZE), **work)
     gradient = await one.gradient(handles, observed, **work)
     assert np.array_equal(one.floats(gradient), total(own, other, 0))
     assert np.array_equal(np.concatenate([one.floats(handle) for handle in handles]), own)
 
 
+async def test_three_uses_are_added_in_the_order_of_the_blocks_whatever_comes_first(arena):
+    """Rounding tells: (1 + 2^24) - 2^24 is 0 in float32, 1 + (2^24 - 2^24) is 1."""
+    rig = Rig(arena, uses=(FIRST, (3, 100, 900), LAST))
+    first, second, third = (np.full(SIZE, value, np.float32) for value in (1.0, 2.0**24, -(2.0**24)))
+    late, later = rig.sums(5, third, (0, SIZE)), rig.sums(3, second, (0, SIZE))
+    handles = rig.sums(0, first, SHARDS)
+    tied = {3: e.TiedPiece(0, later), 5: e.TiedPiece(0, late)}
+    await rig.reduces.inspect(STEP, e.Inspect(1, 0, handles, tied))
+    _, _, _, gradient, _ = rig.told.pop()
+    assert set(rig.floats(gradient)[100:900]) == {0.0}
+
+
 async def test_a_plan_that_is_void_leaves_nothing(arena):
-    rig = Rig(arena)
+    rig, vector = Rig(arena), 4 * SIZE
     rig.store.release_all(rig.sums(0, drawn(1), SHARDS))
+    assert arena.used == 0
+    handles = rig.sums(0, drawn(3), SHARDS, plan=2)
+    assert vector <= arena.used < vector + 200
+    assert np.array_equal(np.concatenate([rig.floats(handle) for handle in handles]), drawn(3))
+    rig.store.end_step(STEP)
+    rig.reduces.end_step(STEP)
     assert arena.used == 0

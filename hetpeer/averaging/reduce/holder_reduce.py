@@ -200,7 +200,8 @@ class Reduction:
         shard = self._shards[block][index]
         self._untold += shard.end - shard.begin
         expected = self._expected(block)
-        landed = Land(shard, handle, expected[0].begin, expected[-1].end)
+        closely = not self._closely.isdisjoint((block, *self._ties.partners(block)))
+        landed = Land(shard, handle, expected[0].begin, expected[-1].end, closely)
         if not self._arrived(block):
             return [landed]
         ready = [b for b in (block, *self._ties.partners(block)) if b in self._mine and self._is_ready(b)]

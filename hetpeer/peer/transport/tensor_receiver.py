@@ -3,7 +3,7 @@
 A head is checked against our graph before a byte of the payload is taken: its block must be ours, its length
 what the schema says, and covered by a grant.
 
-A grant says how many bytes a peer may put into our arena (`Intake`). A quarter of the arena is for
+A grant says how many bytes a peer may put into our arena (`Intake`). A quarter of its share is for
 activations of others and a quarter for their gradients. Half of each quarter is divided equally between the
 volunteers of the step, the other half by how much of use they have sent lately: of forty volunteers a few
 have the blocks next to ours, and most microbatches of a cluster come from one of them. One largest frame of
@@ -51,7 +51,7 @@ MAX_PAYLOAD = 1 << 30
 KINDS = 3
 NOTHING = (GrantBudget(),) * KINDS
 SHARE = 0.25
-"""Share of the arena for the activations of all volunteers together, and again for gradients."""
+"""Part of the arena's share for the activations of all volunteers together, and again for gradients."""
 FADE = 0.5
 """Factor of what a volunteer has sent, with each step and each time that a volunteer comes or goes."""
 MOST_LATELY = 0.25
@@ -76,7 +76,7 @@ class Intake:
         """Volunteer of the step → bytes that were of use lately, by kind of pool."""
 
     def use(self, schema: TensorSchema | None, capacity: int) -> None:
-        """Our place and the bytes of the arena; without a place there are no grants."""
+        """Our place and the bytes of the arena that it may take; without a place there are no grants."""
         self._capacity = capacity if schema is not None else 0
         if schema is not None:
             self._least, self._reduce = _least(schema), _reduce_bytes(schema)
@@ -208,7 +208,7 @@ class TensorReceiver:
     def use(self, schema: TensorSchema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
         self._schema, self._store = schema, store
-        self._intake.use(schema, 0 if store is None else store.capacity)
+        self._intake.use(schema, 0 if store is None else store.limit)
 
     def keep_only(self, peers: frozenset[str]) -> None:
         """Accept tensors from these peers only from now on; forget channels of others that are down."""

@@ -30,6 +30,8 @@ from hetpeer.stages.pipeline.division import Division
 
 TRIM_STEPS = 64
 """Steps after which the arena's free pages go back to the system, so that no peak is kept for ever."""
+TRIM_BYTES = 4 << 20
+"""Least bytes of free pages that go back where the limit is reached: fewer are not worth new page faults."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +77,10 @@ class TensorStore:
     """Allocates tensors in `arena` and frees them step by step; what is kept may go to `spill`."""
 
     def __init__(self, arena: Arena, spill: SpillFile) -> None:
-        self.capacity = self._most = arena.capacity
+        self.limit = arena.capacity
+        """Bytes of the arena that tensors may take, without sums (`keep_within`)."""
+        self._sums: set[Extent] = set()
+        """Extents for the sums of a reduce, for which the place has room."""
         self._arena = arena
         self._spill = spill
         self._steps: dict[StepId, set[Tensor]] = {}
@@ -88,8 +93,11 @@ class TensorStore:
         self._ended = 0
 
     def keep_within(self, nbytes: int) -> None:
-        """Park kept tensors beyond `nbytes` of the arena. Those that cannot go stay, and nothing waits."""
-        self._most = nbytes
+        """Park kept tensors beyond `nbytes` of the arena, and give free pages beyond them back to the system.
+
+        Tensors that cannot go stay, and nothing waits.
+        """
+        self.limit = min(nbytes, self._arena.capacity)
 
     def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
         """Room for a tensor of `step`, `kept` in case it is asked for again. Raises ArenaFullError."""
@@ -97,6 +105,12 @@ class TensorStore:
         self._steps.setdefault(step, set()).add(tensor)
         if kept:
             self._kept[tensor] = None
+        return tensor
+
+    def new_sum(self, step: StepId, nbytes: int) -> Tensor:
+        """Room for a block's sum, which counts for no limit here: the place has it. Raises ArenaFullError."""
+        tensor = self.new(step, nbytes)
+        self._sums.add(tensor.extent)
         return tensor
 
     def put(self, step: StepId, data: memoryview) -> Tensor:
@@ -129,10 +143,17 @@ class TensorStore:
 
     def land(self, tensor: Tensor, into: Extent, offset: int) -> None:
         """Move `tensor`, which is not in use, into an extent from byte `offset` on, and make it an owner."""
-        assert not tensor.pins
-        assert not tensor.flights
         place = Extent(into.offset + offset, tensor.extent.nbytes)
         self._arena.view(place)[:] = self._arena.view(tensor.extent)
+        self.settle(tensor, into, place)
+
+    def settle(self, tensor: Tensor, into: Extent, place: Extent) -> None:
+        """Free the memory of `tensor`, which is not in use, and make it an owner of `into`.
+
+        Its numbers are at `place` there.
+        """
+        assert not tensor.pins
+        assert not tensor.flights
         self._free(tensor.memory)
         self._sharers[into] += 1
         tensor.extent, tensor.within = place, into
@@ -244,6 +265,9 @@ class TensorStore:
     def _allocate(self, nbytes: int) -> Extent:
         """Memory in the arena; parks kept tensors, oldest first. Raises ArenaFullError."""
         self._keep_within(nbytes)
+        held = self._arena.held
+        if held + nbytes > self._most and held - self._arena.used >= TRIM_BYTES:
+            self._arena.trim()
         try:
             return self._arena.allocate(nbytes)
         except ArenaFullError:
@@ -254,6 +278,11 @@ class TensorStore:
                     except ArenaFullError:
                         continue  # one more
             raise
+
+    @property
+    def _most(self) -> int:
+        """Bytes that the arena may take now."""
+        return self.limit + sum(extent.nbytes for extent in self._sums)
 
     def _keep_within(self, nbytes: int) -> None:
         """Park kept tensors until `nbytes` more are within the limit, as far as they can go."""
@@ -292,6 +321,7 @@ class TensorStore:
             self._sharers[extent] -= 1
             return
         del self._sharers[extent]
+        self._sums.discard(extent)
         self._arena.release(extent)
         if (back := self._lent.pop(extent, None)) is not None:
             back()

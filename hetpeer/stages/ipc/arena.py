@@ -175,6 +175,7 @@ class Arena:
         self.used = 0
         """Bytes reserved, including alignment."""
         self._reach = 0  # no byte from here on was allocated since the last `trim`
+        self._filled = 0  # bytes that were reserved at the last `trim`, or since then
 
     def __repr__(self) -> str:
         return f"<Arena {_mib(self.used)} of {_mib(self.capacity)} in {len(self._taken)} extents>"
@@ -189,6 +190,11 @@ class Arena:
         """Size in bytes."""
         return self.memory.capacity
 
+    @property
+    def held(self) -> int:
+        """Most bytes of memory that the arena's pages take now, free ones included."""
+        return max(min(self._filled, self._reach), self.used)
+
     def allocate(self, nbytes: int) -> Extent:
         """Reserve `nbytes` bytes at a multiple of 64; their content is undefined. Raises `ArenaFullError`."""
         if nbytes < 0:
@@ -200,6 +206,7 @@ class Arena:
         extent = Extent(offset, nbytes)
         self._taken[extent] = size
         self.used += size
+        self._filled += size
         self._reach = max(self._reach, offset + size)
         return extent
 
@@ -219,6 +226,7 @@ class Arena:
         for begin, end in self._free.ranges():
             self.memory.discard(begin, min(end, self._reach) - begin)
         self._reach = max((extent.offset + size for extent, size in self._taken.items()), default=0)
+        self._filled = self.used
 
     def close(self) -> None:
         """Unmap. All extents end with it."""
