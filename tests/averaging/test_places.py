@@ -72,9 +72,9 @@ def test_both_sides_decide_with_the_same_numbers() -> None:
         ),
         (
             Offered(device=3 * GIB, host=3 * GIB, disk=4 * GIB, kinds=kinds_of("disk")),
-            "6.0 GiB of disk too little",
+            "7.2 GiB of disk too little",
         ),
-        (Offered(device=GIB), "7.8 GiB of memory too little"),
+        (Offered(device=GIB), "9.0 GiB of memory too little"),
     ],
 )
 def test_the_memory_that_has_too_little_is_named(offered: Offered, why: str) -> None:

@@ -82,14 +82,14 @@ def test_a_run_in_json(run_path):
         2,
         1,
     )  # a step has two microbatches
-    parts = ("state", "optimizer", "slots", "waiting", "working")
+    parts = ("state", "optimizer", "slots", "sums", "waiting", "working")
     assert first["memory"]["total"] == sum(first["memory"][part] for part in parts)
     offload = first["memory"]["offload"]
     numbers = first["memory"]["slots"] // 12
-    assert offload["gpu"]["none"]["device"] == first["memory"]["total"] - 4 * numbers, "a slot is in the file"
-    assert offload["gpu"]["host"]["device"] == first["memory"]["total"] - 20 * numbers
+    assert offload["gpu"]["none"]["device"] == first["memory"]["total"] - 8 * numbers, "a slot is in the file"
+    assert offload["gpu"]["host"]["device"] == first["memory"]["total"] - 24 * numbers
     assert offload["gpu"]["host"]["host"] == 20 * numbers
-    assert offload["processor"]["disk"]["disk"] == (16 + 12) * numbers, "with copies of states"
+    assert offload["processor"]["disk"]["disk"] == (20 + 12) * numbers, "with copies of states"
 
 
 def test_a_run_in_plain_lines(run_path):

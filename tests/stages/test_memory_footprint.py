@@ -124,7 +124,7 @@ def test_a_stage_holds_its_state_and_the_microbatches_in_flight():
     memory = stage_memory(stage, 2, TWO)
     assert (memory.state, memory.optimizer, memory.slots) == (parameters, 2 * parameters, 3 * parameters)
     assert (memory.in_flight, memory.waiting, memory.working) == (5, 4 * one.kept, one.peak)
-    assert memory.total == 6 * parameters + 4 * one.kept + one.peak
+    assert memory.total == 7 * parameters + 4 * one.kept + one.peak
     assert stage_memory(stage, 2, TWO, microbatches=3).in_flight == 3
     assert stage_memory(stage, 0, TWO).waiting == 0
 

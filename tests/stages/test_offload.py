@@ -199,6 +199,40 @@ async def test_few_sums_are_in_memory(arena, file, offload, most):
     assert found[0] == found[1] == found[2], "equal microbatches have equal sums, wherever they lie"
 
 
+@pytest.mark.parametrize(
+    ("offload", "own_memory", "working", "reduced"),
+    [
+        (Offload.NONE, False, 2, 1),
+        (Offload.DISK, False, 1, 0),
+        (Offload.HOST, True, 2, 1),
+        (Offload.DISK, True, 1, 0),
+        (Offload.NONE, True, 2, 2),  # the slots are on the device, the sum is not
+    ],
+)
+async def test_a_slot_makes_way_for_the_sum_of_a_reduce(arena, file, offload, own_memory, working, reduced):
+    """From the first part that leaves to the end of the step; the parts are those of the slot in memory."""
+    engine = cpu_engine(arena, scratch=ScratchFile(file, 1 << 20), own_memory=own_memory)
+    one = await holder_of(engine, arena, offload)
+    spec = one.blocks[0]
+    slots = engine._held(spec.index)._slots
+
+    def in_memory():
+        return sum(isinstance(vector, InMemory) for vector in slots._vectors.values())
+
+    for slot in (0, 1):
+        await backward(one, slot, slot=slot)
+    before = bytes(slots.at(0, 1).piece(0, spec.vector_count).cpu().numpy())
+    assert in_memory() == working
+    assert bytes(arena.view(await one.export(spec, 1))) == before
+    assert in_memory() == reduced
+    await backward(one, 2, slot=2)
+    assert in_memory() == max(reduced, 1), "work that is done again has its slot in memory"
+    await one.submit(c.ClearStep(step=0))
+    for slot in (0, 1):
+        await backward(one, slot, slot=slot)
+    assert in_memory() == working
+
+
 async def test_a_place_that_counts_on_no_disk_has_none(arena, file):
     """The owner's limit leaves nothing for it: it is for bundles and copies of states then."""
     scratch = ScratchFile(file, 1 << 30)

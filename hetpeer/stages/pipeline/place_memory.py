@@ -27,7 +27,9 @@ HALF: Final = NUMBER - 2
 IN_FLIGHT: Final = 4
 """Microbatches whose activations a place that is offered to a newcomer has memory for."""
 IN_MEMORY: Final = {Offload.NONE: 2, Offload.HOST: 2, Offload.DISK: 1}
-"""Slots of a step and block in memory at most; the others lie in the scratch file."""
+"""Sums of a step and block in memory at most: slots, and in place of one the sum that a reduce makes. The
+others lie in the scratch file.
+"""
 CHOICES: Final = {"auto": tuple(Offload), **{kind.value: (kind,) for kind in Offload}}
 """What an owner may choose → the kinds that this allows, in the order in which they are tried."""
 
@@ -82,18 +84,22 @@ class Upkeep:
     def each(self, kind: Offload, *, apart: bool, spills: bool = True) -> Room:
         """Bytes for one parameter in float32.
 
-        `apart`: the device has a memory of its own, as a GPU has. `spills`: slots beyond those of IN_MEMORY
+        `apart`: the device has a memory of its own, as a GPU has. `spills`: sums beyond those of IN_MEMORY
         are in the scratch file; otherwise they are where the other slots are, and no disk is counted on.
+
+        The sum that a reduce makes arrives in main memory. A sole holder has none, but another one may come
+        at any time.
         """
-        slots = LIVE * (1 + self.behind)
-        spilled = slots - IN_MEMORY[kind] * (1 + self.behind) if spills or kind is Offload.DISK else 0
+        away = runs_away(kind, apart=apart)
+        beside = 1 if apart and not away else 0  # a sum that is not where the slots are
+        sums = LIVE * (1 + self.behind) + 1 - beside
+        spilled = sums - IN_MEMORY[kind] * (1 + self.behind) if spills or kind is Offload.DISK else 0
         update = self.updated(kind, apart=apart)
         filed = update if kind is Offload.DISK else 0
-        memory = NUMBER * (slots - spilled) + update - filed
-        away = runs_away(kind, apart=apart)
+        memory = NUMBER * (sums - spilled) + update - filed
         return Room(
             device=NUMBER * self.computing + (0 if away else memory),
-            host=memory if away else 0,
+            host=memory if away else NUMBER * beside,
             disk=NUMBER * (spilled + self.in_state) + filed if spilled else 0,
         )
 

@@ -241,10 +241,13 @@ class Engine(Executor):
         return r.Done()
 
     def _export_slot(self, command: v.ExportSlot) -> r.VectorExported:
-        return self._export(self._held(command.block).slot(command.step, command.slot), command)
+        held = self._held(command.block)
+        held.make_way()
+        return self._export(held.slot(command.step, command.slot), command)
 
     def _export_state(self, command: v.ExportState) -> r.VectorExported:
         held = self._held(command.block)
+        held.make_way()
         return self._export(held.copy if command.copy else held.vector, command)
 
     def _keep_copy(self, command: v.CopyBlock) -> r.Done:

@@ -53,6 +53,8 @@ class StageMemory:
     optimizer: int
     """The optimizer's state of the parameters, and a delayed averaging."""
     slots: int
+    sums: int
+    """In a reduce."""
     in_flight: int
     """Number of microbatches between forward and backward at most, including the one at work."""
     waiting: int
@@ -65,7 +67,7 @@ class StageMemory:
     @property
     def total(self) -> int:
         """Bytes in all."""
-        return self.state + self.optimizer + self.slots + self.waiting + self.working
+        return self.state + self.optimizer + self.slots + self.sums + self.waiting + self.working
 
 
 def stage_memory(
@@ -101,6 +103,7 @@ def stage_memory(
         state=steps * vectors + constants,
         optimizer=upkeep.kept * vectors,
         slots=steps * LIVE * vectors,
+        sums=vectors,
         in_flight=in_flight,
         waiting=(in_flight - 1) * found.kept,
         working=found.peak,

@@ -36,6 +36,7 @@ STAGE_HEADS = (
     "state",
     "optimizer",
     "slots",
+    "sums",
     "flight",
     "waiting",
     "working",
@@ -237,7 +238,7 @@ def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
                 block_range(stage.begin, stage.end),
                 f"{share:.0%}",
                 bytes_text(sum(stage.leaves.values())),
-                *map(bytes_text, (memory.state, memory.optimizer, memory.slots)),
+                *map(bytes_text, (memory.state, memory.optimizer, memory.slots, memory.sums)),
                 str(memory.in_flight),
                 *map(bytes_text, (memory.waiting, memory.working, memory.total)),
             )

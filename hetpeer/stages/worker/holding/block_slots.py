@@ -32,6 +32,7 @@ class BlockSlots:
         self._inspected: Key | None = None
         """The slot that was last found finite; None once it has changed."""
         self._said = False
+        self._reduced = False
 
     def __contains__(self, key: Key) -> bool:
         return key in self._vectors
@@ -106,8 +107,19 @@ class BlockSlots:
         if (held := self._vectors.pop((step, slot), None)) is not None:
             held.free()
 
+    def make_way(self) -> None:
+        """Keep one slot fewer in memory until `sum_gone`: the sum of a reduce comes in its place."""
+        if not self._reduced and self._residence.sum_among_slots:
+            self._reduced = True
+            self._make_room(0)
+
+    def sum_gone(self) -> None:
+        """Note that the reduce is over."""
+        self._reduced = False
+
     def clear(self, step: int | None = None) -> None:
         """Forget all slots of `step`; None: of every step."""
+        self.sum_gone()
         for key in [key for key in self._vectors if step in (None, key[0])]:
             self.drop(*key)
 
@@ -118,13 +130,13 @@ class BlockSlots:
         """Slots in memory, the one used longest ago first."""
         return (key for key, vector in self._vectors.items() if isinstance(vector, InMemory))
 
-    def _make_room(self) -> None:
-        """Move slots to the file until there is room for one more in memory."""
+    def _make_room(self, more: int = 1) -> None:
+        """Move slots to the file until there is room for so many `more` in memory."""
         most, scratch = self._residence.slots, self._residence.scratch
         if most is None or scratch is None:
             return
         inside = list(self._in_memory())
-        for key in inside[: max(len(inside) - most + 1, 0)]:
+        for key in inside[: max(len(inside) - most + self._reduced + more, 0)]:
             try:
                 moved = InFile(scratch, self._count)
             except LocalError as error:

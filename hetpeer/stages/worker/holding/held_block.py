@@ -229,6 +229,7 @@ class HeldBlock:
         if self._copy is not None:
             self._copy[1].free()
         self._copy = None
+        self._slots.sum_gone()
 
     @property
     def copy(self) -> StoredVector:
@@ -269,6 +270,10 @@ class HeldBlock:
     def slot(self, step: int, slot: int) -> StoredVector:
         """The flat sum of a slot. Raises CommandError if there is none."""
         return self._slots.at(step, slot)
+
+    def make_way(self) -> None:
+        """Make room for the sum that a reduce of this block makes."""
+        self._slots.make_way()
 
     def slot_inspected(self, step: int, slot: int) -> None:
         """Note that a slot was found finite: until it changes it may be the gradient of an update."""

@@ -48,6 +48,11 @@ class Residence:
             return None
         return 1 if self.offload is Offload.DISK else 2
 
+    @property
+    def sum_among_slots(self) -> bool:
+        """Whether the sum of a reduce, which is in main memory, takes the place of a slot there."""
+        return self.apart or not self.own_memory
+
     def kept(self, numbers: Numbers | None, count: int) -> StoredVector:
         """A copy of `numbers` where what only the update needs lies; None: `count` zeros.
 
