@@ -136,6 +136,7 @@ def view(names: list[str]) -> dict[str, Any]:
                 "month_bytes": 3 * 10**9,
                 "offered": 20 * 2**30,
                 "main_memory": 14 * 2**30,
+                "program": 2 * 2**30,
                 "offload": "optimizer in main memory",
                 "on_gpu": True,
             },

@@ -36,6 +36,7 @@ from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.settings import Settings
+from hetpeer.peer.training.volunteer_figures import MainMemory
 from hetpeer.stages.block.device import measure_flops
 from hetpeer.stages.pipeline.place_memory import Offered, kinds_of
 from tests.dht.peer_process import ChildPeer
@@ -116,18 +117,21 @@ def test_the_gpu_or_why_there_is_none(gpus: Gpus, torch: str, on_cpu: bool, grad
     ("offered", "said"),
     [
         (
-            Offered(device=28 * GIB, disk=28 * GIB, kinds=kinds_of("auto")),
-            "28 GiB of disk: for at most 1.25 B parameters (optimizer in memory) or 1.07 B parameters (opt",
+            Offered(device=32 * GIB, disk=28 * GIB, kinds=kinds_of("auto")),
+            "28 GiB of disk: for at most 1.43 B parameters (optimizer in memory) or 940 M parameters (opt",
         ),
         (
-            Offered(device=8 * GIB, host=20 * GIB, disk=0, kinds=kinds_of("host")),
-            "and 20 GiB of main memory, and 0 B of disk: for at most 895 M parameters (optimizer in main",
+            Offered(device=8 * GIB, host=24 * GIB, disk=0, kinds=kinds_of("host")),
+            "0 B of disk: for at most 920 M parameters (optimizer in main",
         ),
-        (Offered(device=28 * GIB, kinds=kinds_of("host")), "1.07 B parameters (optimizer in memory)"),
+        (Offered(device=32 * GIB, kinds=kinds_of("host")), "1.07 B parameters (optimizer in memory)"),
     ],
 )
 def test_what_a_machine_could_hold(offered: Offered, said: str) -> None:
-    assert said in str(thresholds.place(offered))
+    main = MainMemory(limit=30 * GIB, program=2 * GIB)
+    found = str(thresholds.place(main, offered))
+    assert said in found
+    assert "(of 30 GiB the program itself takes 2 GiB)" in found
 
 
 def test_others_reach_us_or_not() -> None:

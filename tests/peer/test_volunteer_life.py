@@ -6,6 +6,7 @@ What a machine offers: its RAM, or what a GPU has less than that.
 import asyncio
 import math
 
+import psutil
 import pytest
 
 from hetpeer.averaging.effects import Stop
@@ -15,10 +16,12 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.owned_daemon import Notifier
 from hetpeer.peer.daemon import volunteer_life
 from hetpeer.peer.daemon.machine_offer import (
+    GROWTH_BYTES,
+    P2PD_BYTES,
     OwnersLimits,
     computes_on,
     device_offered,
-    host_offered,
+    main_memory,
     uplink_offered,
 )
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
@@ -27,7 +30,9 @@ from hetpeer.peer.daemon.volunteer_life import (
     doing,
     rejection,
 )
+from hetpeer.peer.limits.amounts import bytes_text
 from hetpeer.peer.limits.governor import Reason
+from hetpeer.peer.training.volunteer_figures import MainMemory
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
 from hetpeer.stages.pipeline.place_memory import Offered
@@ -215,18 +220,30 @@ def test_a_gpu_without_memory_offers_next_to_none() -> None:
     assert device_offered(worker("cuda:0", 0.1, 6.0), 1.0) == 1
 
 
-def test_beside_a_gpu_main_memory_is_offered_but_for_the_share_of_bundles() -> None:
-    assert host_offered(8 * GIB) == 7 * GIB
-    assert host_offered(0) == 1, "0 would be: the device computes in main memory"
+def test_the_program_itself_takes_its_part_of_the_limit() -> None:
+    info = worker("cpu", 1.0, 2.0)
+    main = main_memory(4 * GIB, info)
+    held = psutil.Process().memory_info().rss
+    assert abs(main.program - info.rss_bytes - P2PD_BYTES - GROWTH_BYTES - held) < 16 * MIB
+    assert main.for_model == 4 * GIB - main.program
+    assert str(main) == f"of 4 GiB the program itself takes {bytes_text(main.program)}"
+
+
+def test_a_limit_below_what_the_program_takes_is_refused() -> None:
+    info = worker("cpu", 1.0, 2.0)
+    with pytest.raises(LocalError, match="HP-MEM-004") as caught:
+        main_memory(P2PD_BYTES + GROWTH_BYTES, info)
+    assert "--ram-limit" in caught.value.fix
+    assert "before they hold anything of a model" in caught.value.why
 
 
 @pytest.mark.parametrize(
     ("info", "offered"),
     [
-        (worker("cpu", 1.0, 2.0), Offered(device=4 * GIB, disk=GIB, kinds=(Offload.DISK,))),
+        (worker("cpu", 1.0, 2.0), Offered(device=int(3.75 * GIB), disk=GIB, kinds=(Offload.DISK,))),
         (
             worker("cuda:0", 9.0, 10.0),
-            Offered(device=int(4.5 * GIB), host=int(3.5 * GIB), disk=GIB, kinds=(Offload.DISK,)),
+            Offered(device=int(4.5 * GIB), host=int(3.75 * GIB), disk=GIB, kinds=(Offload.DISK,)),
         ),
     ],
 )
@@ -235,7 +252,7 @@ def test_device_main_memory_and_disk_are_offered_within_the_owners_limits(
 ) -> None:
     limits = OwnersLimits(ram="4GiB", gpu_memory="50%", disk="1GiB", offload="disk")
     assert limits.ram_bytes() == 4 * GIB
-    assert limits.offered(info, limits.ram_bytes(), GIB) == offered
+    assert limits.offered(info, MainMemory(limit=5 * GIB, program=GIB), GIB) == offered
 
 
 @pytest.mark.parametrize(
@@ -251,7 +268,9 @@ def test_device_main_memory_and_disk_are_offered_within_the_owners_limits(
     ],
 )
 def test_the_owner_is_told_what_computes(info: WorkerInfo, host: int, line: str) -> None:
-    assert computes_on(info, Offered(device=512 * MIB, host=host)) == line
+    main = MainMemory(limit=GIB, program=600 * MIB)
+    said = computes_on(info, main, Offered(device=512 * MIB, host=host))
+    assert said == f"{line} (of 1 GiB the program itself takes 600 MiB)"
 
 
 def test_an_uplink_is_offered_as_it_was_measured_and_within_its_limit() -> None:

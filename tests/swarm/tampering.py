@@ -448,7 +448,15 @@ def no_room_for_kept() -> None:
     """A volunteer whose owner's limit leaves nothing beside the worker's part of a place."""
     from hetpeer.peer.training import volunteer
 
-    volunteer.bundles_beside = lambda *_, **__: 0
+    volunteer.bundles_beside = lambda *_, **__: 1  # none would be: no place, and no grants
+
+
+def room_for_a_model(nbytes: str) -> None:
+    """A volunteer whose owner leaves exactly so many bytes beside the program itself, whatever it takes."""
+    from hetpeer.peer.daemon import volunteer_life
+    from hetpeer.peer.training.volunteer_figures import MainMemory
+
+    volunteer_life.main_memory = lambda *_: MainMemory(limit=int(nbytes))
 
 
 def sleepy() -> None:

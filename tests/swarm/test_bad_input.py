@@ -99,7 +99,7 @@ async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
     await fails(late, ExitCode.NETWORK, "HP-NET-004")
     (behind,) = re.findall(r"(\d+) s behind", late.said)
     assert abs(int(behind) - 600) <= MAX_CLOCK_OFFSET_S, late.said
-    await fails(small, ExitCode.TOO_SMALL, "HP-FIT-001", "--ram-limit")
+    await fails(small, ExitCode.TOO_SMALL, "HP-MEM-004", "--ram-limit")
     await fails(newer, ExitCode.VERSION, "HP-RUN-002", f"wire version {m.WIRE_VERSION + 1}")
 
     starting = swarm.volunteer("starting")

@@ -44,7 +44,8 @@ async def test_a_run_with_a_volunteer_that_recomputes_is_that_of_one_machine(swa
     limit = max(place.in_one_memory - place.recomputable for place in places)
     assert limit < min(place.activations for place in places), "no place fits with its activations"
     bootstrap = await swarm.bootstrap()
-    both = [swarm.volunteer(name, "--ram-limit", str(limit)) for name in ("one", "other")]
+    with_bundles = limit * 8 // 7 + 8
+    both = [swarm.volunteer(name, before=f"room_for_a_model:{with_bundles}") for name in ("one", "other")]
     await swarm.finished(bootstrap, *both)
     logs = [(child.home / "daemon.log").read_text() for child in both]
     assert ["getting blocks 0-2" in log for log in logs].count(True) == 1

@@ -44,7 +44,7 @@ async def test_what_would_come_of_joining(swarm: Swarm) -> None:
     hour = (time.localtime().tm_hour + 12) % 24
     other = f"{hour:02}:00-{hour:02}:01"
     trying = swarm.volunteer("trying", "--dry-run", "--when", "schedule", "--hours", other)
-    small = swarm.volunteer("small", "--dry-run", "--ram-limit", "1MiB")
+    small = swarm.volunteer("small", "--dry-run", before=f"room_for_a_model:{1 << 20}")
     full = swarm.volunteer("full", "--dry-run", "--files-limit", "1KiB")
     assert await trying.ended() == ExitCode.OK, trying.said
     assert f"run {swarm.run.manifest.name} ({swarm.run.run_id}): its manifest is valid" in trying.said

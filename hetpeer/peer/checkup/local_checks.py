@@ -26,7 +26,7 @@ from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
 from hetpeer.peer.daemon import systemd_units
-from hetpeer.peer.daemon.machine_offer import OwnersLimits
+from hetpeer.peer.daemon.machine_offer import OwnersLimits, main_memory
 from hetpeer.peer.limits.config_file import effective
 from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.sensors import idle_told, on_battery
@@ -180,10 +180,13 @@ def settings(owner: Owner) -> Verdict:
 
 
 def place(owner: Owner, home: Path, info: WorkerInfo) -> Verdict:
-    """Memory that a place may take here with a worker like `info`, and the largest place."""
+    """Memory that a place may take here with a worker like `info`, and the largest place.
+
+    Raises `LocalError` HP-MEM-004.
+    """
     limits = OwnersLimits.by(owner.value)
-    ram, disk = limits.ram_bytes(), limits.disk_bytes(nearest(home))
-    return thresholds.place(limits.offered(info, ram, disk))
+    main, disk = main_memory(limits.ram_bytes(), info), limits.disk_bytes(nearest(home))
+    return thresholds.place(main, limits.offered(info, main, disk))
 
 
 def port(owner: Owner) -> Verdict:

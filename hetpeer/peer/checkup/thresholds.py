@@ -16,7 +16,7 @@ from hetpeer.peer.limits.amounts import bytes_text, count_text
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
 from hetpeer.peer.limits.settings import DEFAULT
-from hetpeer.peer.training.volunteer_figures import memory_text, offload_text
+from hetpeer.peer.training.volunteer_figures import MainMemory, memory_text, offload_text
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.pipeline.place_memory import Offered, Upkeep, capacity
 
@@ -193,7 +193,7 @@ def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Ve
     return gpus.unused(torch) or f"no NVIDIA GPU; a processor core computes {speed} in float32"
 
 
-def place(offered: Offered) -> Verdict:
+def place(main: MainMemory, offered: Offered) -> Verdict:
     """The offer to a place, and the most parameters of one, by where the optimizer is (AdamW)."""
     kinds = [kind for kind in offered.kinds if offered.apart or kind is not Offload.HOST] or [Offload.NONE]
     most = {kind: capacity(replace(offered, kinds=(kind,)), Upkeep()) for kind in kinds}
@@ -201,7 +201,8 @@ def place(offered: Offered) -> Verdict:
         f"{count_text(count)} parameters ({offload_text(kind, apart=offered.apart)})"
         for kind, count in most.items()
     )
-    return f"offers {memory_text(offered)}, and {bytes_text(offered.disk)} of disk: for at most {sizes}"
+    offer = f"offers {memory_text(offered)} ({main}), and {bytes_text(offered.disk)} of disk"
+    return f"{offer}: for at most {sizes}"
 
 
 def _unfit(what: str, why: str, fix: str) -> LocalError:

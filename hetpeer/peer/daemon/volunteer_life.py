@@ -22,7 +22,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
-from hetpeer.peer.daemon.machine_offer import OwnersLimits, computes_on, uplink_offered
+from hetpeer.peer.daemon.machine_offer import OwnersLimits, computes_on, main_memory, uplink_offered
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.limits.amounts import rate, share
@@ -92,7 +92,10 @@ async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInFo
 async def start_compute(
     home: Home, governing: LimitsInForce, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
-    """Start a compute worker; returns it, the offer and the device's name. Raises `LocalError` HP-GPU-*."""
+    """Start a compute worker; returns it, the offer and the device's name.
+
+    Raises `LocalError` HP-GPU-*, and HP-MEM-004 if main memory is too little for the program itself.
+    """
     settings = governing.settings
     limits = OwnersLimits.of(settings)
     ram, disk = limits.ram_bytes(), limits.disk_bytes(home.path)
@@ -104,11 +107,12 @@ async def start_compute(
         compute.suspend()
         raise
     governing.computes_on(settings.compute.device, info.device_uuid)
-    memory = limits.offered(info, ram, disk)
-    say(computes_on(info, memory))
+    main = main_memory(ram, info)
+    memory = limits.offered(info, main, disk)
+    say(computes_on(info, main, memory))
     offer = Offer(
         memory=memory,
-        ram_bytes=ram,
+        main=main,
         uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
         flops_per_second=speed,
         name=settings.node.name,

@@ -166,10 +166,10 @@ def _blocks(member: Member) -> str:
 
 
 def _memory_text(volunteer: Volunteer) -> str:
-    """`offers 7.2 GiB of GPU memory and 12 GiB of main memory; optimizer in main memory`."""
+    """`offers 3.4 GiB of memory (of 4.0 GiB the program itself takes 600 MiB); optimizer in memory`."""
     offered, offload = volunteer.offer.memory, volunteer.offload
     where = "" if offload is None else f"; {offload_text(offload.kind, apart=offered.apart)}"
-    return f"offers {memory_text(offered)}{where}"
+    return f"offers {memory_text(offered)} ({volunteer.offer.main}){where}"
 
 
 def figures_of(presence: Presence) -> VolunteerStatus:

@@ -123,7 +123,9 @@ class LimitsSection(_Section):
         Field(ge=0, le=19),
         JoinOption("--nice", "How much the compute worker gives way to other programs."),
     ] = 10
-    ram: Annotated[Size, JoinOption("--ram-limit", "Memory to offer: 50% of what is free, or 4GiB.")] = "50%"
+    ram: Annotated[
+        Size, JoinOption("--ram-limit", "Main memory for all of hetpeer: 50% of what is free, or 4GiB.")
+    ] = "50%"
     gpu_memory: Annotated[
         str, _read_by(amounts.share), JoinOption("--vram-limit", "Share of the GPU's memory: 80%.")
     ] = "100%"

@@ -394,13 +394,12 @@ class Volunteer:
         return min(shortest(hops), self._manifest.training.microbatches)
 
     def _share_memory(self, specs: Sequence[BlockSpec], room: Room) -> None:
-        """Divide what is offered between the worker (`room`, microbatches) and bundles in RAM and on disk."""
+        """Divide what is offered between the place (`room`, microbatches) and bundles in RAM and on disk."""
         memory = self.offer.memory
         most = microbatches_in(memory, room, specs)
         self._window.reset(most)
-        self._store.keep_within(
-            bundles_beside(self.offer.ram_bytes, room, specs, min(most, MOST), apart=memory.apart)
-        )
+        ram = self.offer.main.for_model
+        self._store.keep_within(bundles_beside(ram, room, specs, min(most, MOST), apart=memory.apart))
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         """Fetch and load the states of our blocks and the first data; tell the core."""

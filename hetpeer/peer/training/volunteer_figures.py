@@ -62,13 +62,32 @@ class OccupationShares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MainMemory:
+    """Main memory that the owner allows, and its division, in bytes.
+
+    str(MainMemory(limit=4 << 30, program=600 << 20))  # of 4.0 GiB the program itself takes 600 MiB
+    """
+
+    limit: int = 0
+    program: int = 0
+    """What daemon, worker and p2pd take without anything of a model."""
+
+    @property
+    def for_model(self) -> int:
+        """For a place and for tensors on their way."""
+        return max(self.limit - self.program, 0)
+
+    def __str__(self) -> str:
+        return f"of {bytes_text(self.limit)} the program itself takes {bytes_text(self.program)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """The resources that this machine offers."""
 
     memory: Offered
     """What a place may take."""
-    ram_bytes: int = 0
-    """Main memory for the place and for bundles together."""
+    main: MainMemory = MainMemory()
     flops_per_second: float = 0.0
     uplink: float = 0.0
     """Bytes/s of the uplink, within the limits, as measured before; 0: not known."""

@@ -26,7 +26,10 @@ from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 FLOAT_BYTES = ITEM_BYTES["float32"]
 """Bytes of a number that is reduced: float32."""
 BUNDLES = 1 / 8
-"""Share of the offered main memory that bundles always get: exceeding it is better than constant writes."""
+MOST_BUNDLES = 256 << 20
+"""Share of the main memory for a model that no place gets, and most bytes of it. It is for bundles, so that
+few are written to the disk.
+"""
 
 
 def recomputing(
@@ -56,12 +59,12 @@ def microbatches_in(offered: Offered, room: Room, specs: Sequence[BlockSpec]) ->
 def bundles_beside(
     ram_bytes: int, room: Room, specs: Sequence[BlockSpec], microbatches: int, *, apart: bool
 ) -> int:
-    """Bytes of main memory left for bundles beside the worker's share for `microbatches` microbatches.
+    """Bytes of main memory for bundles, beside `room` and `microbatches` microbatches.
 
-    At least BUNDLES of it, and what one microbatch needs. `apart`: microbatches are in a GPU's memory.
+    At least what one microbatch's bundles take. `apart`: microbatches are in a GPU's memory.
     """
     workers = room.host if apart else room.device + microbatches * _activations(specs)
-    return max(ram_bytes - workers, int(ram_bytes * BUNDLES), _bundles(specs))
+    return max(ram_bytes - workers, _bundles(specs))
 
 
 def _activations(specs: Sequence[BlockSpec]) -> int:

@@ -66,6 +66,8 @@ class PageLimits:
     """Memory offered, of the GPU if it computes on one; None before a worker is measured."""
     main_memory: int | None
     """Main memory offered beside a GPU."""
+    program: int | None
+    """Main memory that the program itself takes of the limit."""
     offload: str
     """Where the optimizer of its place is, in words; empty before it has a place."""
     on_gpu: bool
@@ -209,6 +211,7 @@ def you_of(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce
             month_bytes=governing.month_bytes,
             offered=volunteer.offer.memory.device if volunteer is not None else None,
             main_memory=volunteer.offer.memory.host if volunteer is not None else None,
+            program=volunteer.offer.main.program if volunteer is not None else None,
             offload=_offload(volunteer),
             on_gpu=volunteer is not None and volunteer.offer.memory.apart,
         ),

@@ -85,7 +85,13 @@ class Rig:
             microbatches=0,
             may=(),
             limits=PageLimits(
-                settings={}, month_bytes=0, offered=None, main_memory=None, offload="", on_gpu=False
+                settings={},
+                month_bytes=0,
+                offered=None,
+                main_memory=None,
+                program=None,
+                offload="",
+                on_gpu=False,
             ),
             gpus=(),
         )

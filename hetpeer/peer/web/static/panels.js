@@ -56,13 +56,14 @@ export function gpu({ you }) {
 export function limits({ you }) {
   byId("limits-panel").hidden = !you;
   if (!you) return;
-  const { settings, month_bytes: month, offered, main_memory: beside, offload, on_gpu: onGpu } = you.limits;
+  const { settings, month_bytes: month, offered, main_memory: beside, program, offload, on_gpu: onGpu } = you.limits;
   const told = (key, say = (value) => value) => {
     const { value, source } = settings[key];
     return source === "default" ? say(value) : `${say(value)} (${source})`;
   };
   const unless = (none, say) => (value) => (value === none ? "no limit" : say(value));
   const memory = offered === null ? "" : `; offers ${bytes(offered)}`;
+  const own = program === null ? "" : `; the program itself takes ${bytes(program)}`;
   const mode = settings["when.mode"].value;
   facts(byId("limits"), [
     ["held back by", you.state === "paused" ? you.reason.replaceAll(",", ", ") : ""],
@@ -70,7 +71,7 @@ export function limits({ you }) {
     ["download", told("limits.down")],
     ["this month", `${bytes(month)} of ${told("limits.transfer_cap", unless("none", (value) => value))}`],
     ["processor", told("limits.cpu", unless("0", (value) => `${value} cores`))],
-    ["memory", told("limits.ram") + (onGpu ? `; offers ${bytes(beside)}` : memory)],
+    ["memory", told("limits.ram") + own + (onGpu ? `; offers ${bytes(beside)}` : memory)],
     ["GPU memory", onGpu ? told("limits.gpu_memory") + memory : ""],
     ["disk", told("limits.disk")],
     ["offload", told("compute.offload") + (offload && `; ${offload}`)],
