@@ -205,8 +205,10 @@ def test_without_the_memory_for_it_nothing_is_compared_and_that_is_said(
     monkeypatch.setattr(
         device, "survey", lambda: device.HostResources(ram_bytes=9, ram_free_bytes=9, cores=1)
     )
-    create_run(tmp_path / "run", **reversing(tmp_path))
+    said: list[str] = []
+    create_run(tmp_path / "run", **reversing(tmp_path), tell=said.append)
     assert "are not compared" in caplog.text
+    assert any("a batch is not compared" in line for line in said)
 
 
 def test_little_text(tmp_path: Path, author: str) -> None:

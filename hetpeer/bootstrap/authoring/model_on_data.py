@@ -76,7 +76,7 @@ class ModelOnData:
     ) -> None:
         """Say so if a batch is not the same as its microbatches; `blocks` are those of the manifest.
 
-        Batches that do not fit into the free memory are not compared.
+        Batches that do not fit into the free memory are not compared, which is said.
         """
         from hetpeer.bootstrap.model_checks.whole_batch import MOST, compare_split, small_last_part
         from hetpeer.stages.block.device import survey
@@ -85,7 +85,10 @@ class ModelOnData:
         if warning := small_last_part(self.module, sizes):
             tell(warning)
         takes = sum(2 * block["parameter_bytes"] + MOST * block["activation_bytes"] for block in blocks)
-        if training.microbatches == 1 or takes > survey().ram_free_bytes:
+        if training.microbatches == 1:
+            return
+        if takes > survey().ram_free_bytes:
+            tell("a batch is not compared with its microbatches: there is no memory for that")
             return
         tell("comparing a batch with its microbatches")
         batch = self.source.example(min(training.batch_size, MOST * training.microbatch_size))
