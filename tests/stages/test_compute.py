@@ -332,6 +332,18 @@ def test_no_worker_outlives_a_killed_daemon():
         assert ended, "the worker computes on after its daemon was killed"
 
 
+def test_threads_of_an_operator_that_wait_leave_the_processor_to_others():
+    async def main():
+        compute = await Compute.start(CONFIG, WORKER)
+        try:
+            environment = Path(f"/proc/{compute.workers[0].pid}/environ").read_bytes().split(b"\0")
+            assert b"OMP_WAIT_POLICY=PASSIVE" in environment
+        finally:
+            await compute.close()
+
+    uvloop.run(main())
+
+
 def test_a_worker_that_cannot_be_started_is_said(tmp_path, monkeypatch):
     """As where Python was moved or removed while hetpeer runs: nothing is left behind."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
