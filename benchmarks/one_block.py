@@ -89,7 +89,7 @@ class Volunteer:
         compute = await Compute.start(config, WORKER)
         try:
             # The worker's libraries are loaded by then.
-            memory, here = PeakMemory(compute.pid), PeakMemory(psutil.Process().pid)
+            memory, here = PeakMemory(compute.workers[0].pid), PeakMemory(psutil.Process().pid)
             clock = _Clock()
             spec, _ = await prepare_block(compute, self.files, block, offload, spills=True)
             data = await self._data(spec)

@@ -195,7 +195,7 @@ def parsed(arguments: list[str] | None = None) -> Any:
     parser = report.parser(__doc__ or "")
     for name, default in (
         *(("layers", 32), ("width", 4096), ("hidden", 11008), ("heads", 32), ("vocabulary", 32000)),
-        *(("stages", 8), ("context", 64), ("planned-context", 1024), ("samples", 64), ("threads", 2)),
+        *(("stages", 8), ("context", 64), ("planned-context", 1024), ("samples", 64), ("threads", 1)),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="float32")
