@@ -109,7 +109,10 @@ def author(model: str, folder: Path, options: Any) -> dict[str, Any]:
         f"--max-samples={options.samples}",
     )
     began = time.perf_counter()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_WAIT_POLICY": "PASSIVE",  # others may compute on this machine, too
+    }
     process = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, limit))
     memory, disk = 0, 0
