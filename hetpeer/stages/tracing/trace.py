@@ -24,6 +24,7 @@ from hetpeer.stages.tracing.capture import capture
 from hetpeer.stages.tracing.draws import read_numbers
 from hetpeer.stages.tracing.passes.causal_masks import with_causal_flag
 from hetpeer.stages.tracing.passes.complex_pairs import PAIRS
+from hetpeer.stages.tracing.passes.gelu_formulas import with_gelu
 from hetpeer.stages.tracing.passes.large_losses import without_logits
 from hetpeer.stages.tracing.passes.recurrent_layers import split_layers
 from hetpeer.stages.tracing.refusals import unfit, unsupported
@@ -103,6 +104,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
     starts = dict(_starts(model, exported))
     layered = split_layers(rewriter.nodes, rewriter.values, rewriter.lines)
     nodes = _needed(with_causal_flag(layered, rewriter.values, _constants(starts)), loss)
+    nodes = _needed(with_gelu(nodes, rewriter.values), loss)
     nodes = _needed(without_logits(nodes, rewriter.values, batch), loss)
     used = {name for node in nodes for name in node.references()}
     starts = {name: start for name, start in starts.items() if name in used}
