@@ -128,7 +128,7 @@ def test_only_adapters_are_in_states_checkpoints_and_sums(tmp_path: Path) -> Non
         assert min(cost.memory.in_one_memory, memory) >= entry.buffers.bytes
         offered = Offered(device=entry.buffers.bytes)
         assert (
-            microbatches_in(offered, cost.memory.room(Offload.NONE, apart=False), [run.block_spec(entry)])
+            microbatches_in(offered, cost.memory.room(Offload.NONE, apart=False), [[run.block_spec(entry)]])
             == 0
         )
 

@@ -39,19 +39,19 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> TensorSchema:
 def test_blocks_recompute_until_the_microbatches_fit(schema: TensorSchema) -> None:
     specs, room = list(schema.specs.values()), Room(device=5_000_000, host=1)
     plenty = Offered(device=1 << 40)
-    assert recomputing(plenty, room, specs, 5) == (specs, room)
+    assert recomputing(plenty, room, [specs], 5) == (specs, room)
     most = least = 0
     for nbytes in range(5_000_000, 12_000_000, 50_000):
         for apart in (False, True):
             offered = Offered(device=nbytes, host=apart)
-            held, beside = recomputing(offered, room, specs, 5)
+            held, beside = recomputing(offered, room, [specs], 5)
             again = [one.index for one in held if one.recompute]
             most, least = max(most, len(again)), least + (not again)
             assert [one.index for one in held] == [one.index for one in specs]
             if len(again) < len(specs):
-                assert microbatches_in(offered, beside, held) >= 5
+                assert microbatches_in(offered, beside, [held]) >= 5
             if again:
-                assert microbatches_in(offered, room, specs) < 5
+                assert microbatches_in(offered, room, [specs]) < 5
                 assert beside.device > room.device
     assert most == len(specs)
     assert least
@@ -68,10 +68,10 @@ def test_what_memory_has_room_for(schema: TensorSchema) -> None:
     for apart, each in ((False, kept + bundles), (True, kept + leaving)):
         for count in (0, 1, 40):
             offered = Offered(device=room.device + count * each, host=apart)
-            assert microbatches_in(offered, room, specs) == count
+            assert microbatches_in(offered, room, [specs]) == count
         offered = Offered(device=room.device + 41 * each - 1, host=apart)
-        assert microbatches_in(offered, room, specs) == 40
-    assert microbatches_in(Offered(device=0), room, specs) == 0
+        assert microbatches_in(offered, room, [specs]) == 40
+    assert microbatches_in(Offered(device=0), room, [specs]) == 0
     ram = 100 * (room.device + kept + bundles)
     for apart, workers in ((False, room.device + 40 * kept), (True, room.host)):
         beside = bundles_beside(ram, room, specs, 40, apart=apart)

@@ -42,8 +42,8 @@ class Given:
         self.answers.set()
         self.reads = 0
 
-    def computes_on(self, asked: str, uuid: str) -> None:
-        self.device = asked, uuid
+    def computes_on(self, asked: str, uuids: tuple[str, ...]) -> None:
+        self.device = asked, uuids
 
     def read(self, _settings: Settings) -> Readings:
         self.reads += 1
@@ -137,7 +137,7 @@ async def test_a_device_that_no_worker_starts_on_is_taken_back(tmp_path: Path) -
     async with rig(tmp_path, Settings().changed("compute.device", "cuda:7", "")) as made:
         assert not made.governing.keep_device(), "no worker has started on another"
     async with rig(tmp_path) as made:
-        made.governing.computes_on("auto", "")
+        made.governing.computes_on("auto", ())
         assert not made.governing.keep_device(), "it is that one which does not start"
         made.set("compute.device", "cuda:7")
         assert made.governing.keep_device()

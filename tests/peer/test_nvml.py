@@ -124,7 +124,7 @@ def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[st
     """Of one that is not found among them nobody knows which it is: any may be the one."""
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
-    watch.heed(ELSEWHERE)
+    watch.heed((ELSEWHERE,))
     assert (bool(watch._handles()), watch.hottest()) == (True, 71.0)
     assert watch.foreign_share({41}.__contains__) == 0.25, "the last word of each process counts"
     assert watch.foreign_share({41, 42}.__contains__) == 0.0
@@ -137,7 +137,7 @@ def test_what_they_draw(tmp_path: Path, driver: Callable[[str], None]) -> None:
     """
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
-    watch.heed(ELSEWHERE)
+    watch.heed((ELSEWHERE,))
     assert watch.drawn(10.0) == 120.25, "of the first one nothing is known yet but the moment"
     assert watch.drawn(12.0) == 180.0
     assert watch.drawn(22.0) == 120.25, "the first one has drawn 36 W"
@@ -151,12 +151,12 @@ def test_how_it_is_with_the_one_that_is_computed_on(tmp_path: Path, driver: Call
     second = GpuState(number=1, load=GpuLoad(name="Card 1", busy=0.0, **memory), celsius=64.0, watts=120.25)
     watch = GpuWatch()
     assert watch.states(8.0) == (first, second), "which one it is nobody knows yet"
-    watch.heed(FIRST)
+    watch.heed((FIRST,))
     (state,) = watch.states(10.0)
     assert (state.watts, watch.drawn(10.0), watch.drawn(12.0)) == (180.0, 180.0, 180.0)
-    watch.heed(SECOND)
+    watch.heed((SECOND,))
     assert watch.states(14.0) == (second,)
-    watch.heed("")
+    watch.heed(())
     assert watch.states(16.0) == ()
 
 
@@ -164,17 +164,17 @@ def test_the_one_that_is_computed_on_counts(tmp_path: Path, driver: Callable[[st
     """Somebody's work on the first card is no business of who computes on the second, nor is its heat."""
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
-    watch.heed(FIRST)
+    watch.heed((FIRST,))
     assert (watch.hottest(), watch.foreign_share(().__contains__)) == (71.0, 1.15)
     assert (watch.drawn(10.0), watch.drawn(12.0)) == (99.5, 180.0)
-    watch.heed(SECOND)
+    watch.heed((SECOND,))
     assert (watch.hottest(), watch.foreign_share(().__contains__), watch.drawn(14.0)) == (64.0, 0.0, 120.25)
 
 
 def test_who_computes_on_none_yields_to_a_game_on_any(tmp_path: Path, driver: Callable[[str], None]) -> None:
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
-    watch.heed("")
+    watch.heed(())
     assert (watch.hottest(), watch.drawn(10.0), watch.foreign_share(().__contains__)) == (None, None, 1.15)
 
 
@@ -214,7 +214,7 @@ def test_a_driver_that_answers_later_is_heard(tmp_path: Path, driver: Callable[[
     (tmp_path / "none").mkdir()
     driver(library(tmp_path / "none", broken=True))
     watch = GpuWatch()
-    watch.heed(FIRST)
+    watch.heed((FIRST,))
     assert watch.hottest() is None
     driver(library(tmp_path, broken=False))
     assert watch.hottest() == 71.0
@@ -230,12 +230,12 @@ def test_a_gpu_that_a_worker_names_and_nobody_knows_is_looked_for_once(
     monkeypatch.undo()
     driver(library(tmp_path, broken=False))
     assert not bool(watch._handles())
-    watch.heed(SECOND)
+    watch.heed((SECOND,))
     assert watch.hottest() == 64.0
-    watch.heed(ELSEWHERE)
+    watch.heed((ELSEWHERE,))
     assert watch.hottest() == 71.0
     known = watch._gpus
-    watch.heed(ELSEWHERE)
+    watch.heed((ELSEWHERE,))
     assert watch._gpus is known
 
 

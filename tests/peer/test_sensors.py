@@ -156,13 +156,13 @@ def test_an_x_server_that_goes_away_while_it_is_asked(monkeypatch: pytest.Monkey
 class Cards:
     """Of a watch over GPUs, what it was told to heed."""
 
-    heeded: list[str | None]
+    heeded: list[tuple[str, ...] | None]
 
     def __init__(self) -> None:
         self.heeded = []
 
-    def heed(self, uuid: str | None) -> None:
-        self.heeded.append(uuid)
+    def heed(self, uuids: tuple[str, ...] | None) -> None:
+        self.heeded.append(uuids)
 
     def hottest(self) -> None: ...
 
@@ -181,15 +181,15 @@ def test_the_gpu_that_is_heeded_is_the_one_of_the_worker(monkeypatch: pytest.Mon
     )
     readings = Sensors()
     readings.read(first)
-    readings.computes_on("auto", "GPU-1")
+    readings.computes_on("auto", ("GPU-1",))
     for settings in (first, second, cpu, first):
         readings.read(settings)
-    readings.computes_on("cuda:1", "GPU-2")
+    readings.computes_on("cuda:1", ("GPU-2",))
     readings.read(second)
-    assert cards.heeded == [None, "GPU-1", None, "", "GPU-1", "GPU-2"]
+    assert cards.heeded == [None, ("GPU-1",), None, (), ("GPU-1",), ("GPU-2",)]
 
 
-@pytest.mark.parametrize(("device", "told"), [("auto", 1), ("cpu", 0)])
+@pytest.mark.parametrize(("device", "told"), [("auto", 1), ("cpu", 0), ("cpu,cpu", 0)])
 def test_a_gpu_that_torch_cannot_use_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, told: int
 ) -> None:
@@ -198,7 +198,7 @@ def test_a_gpu_that_torch_cannot_use_is_said_once(
     settings, readings = Settings().changed("compute.device", device, ""), Sensors()
     readings.read(settings)
     assert "HP-GPU-004" not in caplog.text, "nobody has said yet what a worker finds"
-    readings.computes_on(device, "")
+    readings.computes_on(device, ())
     for _ in range(2):
         readings.read(settings)
     assert caplog.text.count("HP-GPU-004: torch cannot use A10") == told

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.swarm import dashboard_command
-from hetpeer.peer.limits.settings import Where, parse_where
+from hetpeer.peer.limits.settings import Settings, Where, parse_where
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,36 @@ def test_a_dashboard_that_is_to_be_nowhere() -> None:
     done = CliRunner().invoke(alone, ["--dashboard", "off"])
     assert isinstance(done.exception, LocalError)
     assert done.exception.code == "HP-WEB-002"
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("auto", "auto"),
+        ("all", "all"),
+        ("cuda:3", "cuda:3"),
+        ("cuda:0, cuda:1", "cuda:0,cuda:1"),
+        ("cuda,cpu", "cuda,cpu"),
+        ("cpu,cpu", "cpu,cpu"),
+    ],
+)
+def test_devices_as_people_say_them(said: str, kept: str) -> None:
+    assert Settings().changed("compute.device", said, "a test").compute.device == kept
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("cuda:0,cuda:0", "names a GPU twice"),
+        ("cuda,cuda:0", "names a GPU twice"),
+        ("gpu", "'gpu' is none of"),
+        ("auto,cpu", "'auto' is none of"),
+        ("cpu,", "'' is none of"),
+        (",".join(["cpu"] * 17), "16 are the most"),
+    ],
+)
+def test_what_names_no_devices(said: str, why: str) -> None:
+    with pytest.raises(LocalError, match=r"compute\.device of a test") as caught:
+        Settings().changed("compute.device", said, "a test")
+    assert caught.value.code == "HP-CONF-003"
+    assert why in caught.value.why

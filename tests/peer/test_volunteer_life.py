@@ -222,7 +222,7 @@ def test_a_gpu_without_memory_offers_next_to_none() -> None:
 
 def test_the_program_itself_takes_its_part_of_the_limit() -> None:
     info = worker("cpu", 1.0, 2.0)
-    main = main_memory(4 * GIB, info)
+    main = main_memory(4 * GIB, [info])
     held = psutil.Process().memory_info().rss
     assert abs(main.program - info.rss_bytes - P2PD_BYTES - GROWTH_BYTES - held) < 16 * MIB
     assert main.for_model == 4 * GIB - main.program
@@ -232,7 +232,7 @@ def test_the_program_itself_takes_its_part_of_the_limit() -> None:
 def test_a_limit_below_what_the_program_takes_is_refused() -> None:
     info = worker("cpu", 1.0, 2.0)
     with pytest.raises(LocalError, match="HP-MEM-004") as caught:
-        main_memory(P2PD_BYTES + GROWTH_BYTES, info)
+        main_memory(P2PD_BYTES + GROWTH_BYTES, [info])
     assert "--ram-limit" in caught.value.fix
     assert "before they hold anything of a model" in caught.value.why
 
@@ -252,7 +252,7 @@ def test_device_main_memory_and_disk_are_offered_within_the_owners_limits(
 ) -> None:
     limits = OwnersLimits(ram="4GiB", gpu_memory="50%", disk="1GiB", offload="disk")
     assert limits.ram_bytes() == 4 * GIB
-    assert limits.offered(info, MainMemory(limit=5 * GIB, program=GIB), GIB) == offered
+    assert limits.offered([info], MainMemory(limit=5 * GIB, program=GIB), GIB) == offered
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_device_main_memory_and_disk_are_offered_within_the_owners_limits(
 )
 def test_the_owner_is_told_what_computes(info: WorkerInfo, host: int, line: str) -> None:
     main = MainMemory(limit=GIB, program=600 * MIB)
-    said = computes_on(info, main, Offered(device=512 * MIB, host=host))
+    said = computes_on([info], main, Offered(device=512 * MIB, host=host))
     assert said == f"{line} (of 1 GiB the program itself takes 600 MiB)"
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hetpeer.peer.preparation.state_fetcher import speed_on
+from hetpeer.peer.preparation.rehearsed_speed import speed_on
 from hetpeer.stages.ipc.worker_messages import CommandFailed, CommandFailedError, Rehearsed
+from hetpeer.stages.pipeline.division import Division
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.rehearsal import RUNS, rehearse
@@ -30,6 +31,7 @@ class Worker:
 
     def __init__(self, seconds):
         self.seconds = seconds
+        self.division = Division(0, (99,))
         self.asked = []
 
     async def submit(self, command):
@@ -49,3 +51,14 @@ async def test_speed_on_a_place_is_its_flops_over_its_seconds():
     flops = 3 * (first.flops_forward + last.flops_forward)
     assert await speed_on(worker, [first, last], 1e12) == pytest.approx(flops / 2.0)
     assert await speed_on(Worker([None] * len(blocks)), blocks, 1e12) == 1e12
+
+
+async def test_the_slowest_device_is_the_speed_of_a_divided_place():
+    _, dag, _ = zoo("mlp")
+    blocks = cut_blocks(dag, 3)
+    seconds = [0.5] * len(blocks)
+    seconds[-1] = 2.0
+    worker = Worker(seconds)
+    worker.division = Division(0, (len(blocks) - 1, len(blocks)))
+    flops = 3 * sum(spec.flops_forward for spec in blocks)
+    assert await speed_on(worker, blocks, 1e12) == pytest.approx(flops / 2.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.run.durable_files import temporary_folder
@@ -24,11 +24,13 @@ from hetpeer.peer.checkup import local_checks, thresholds
 from hetpeer.peer.checkup.findings import Finding, Grade
 from hetpeer.peer.checkup.local_checks import Owner, battery, idle, port, settings, version_of
 from hetpeer.peer.checkup.thresholds import Verdict
+from hetpeer.peer.daemon.machine_offer import device_names, on_gpu
 from hetpeer.peer.limits import nvml
 from hetpeer.peer.limits.amounts import flops_text
+from hetpeer.peer.limits.sensors import only_cpu
 from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.compute import ALL, Compute, ComputeConfig
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 
@@ -64,12 +66,17 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
         async for finding in meet(goal, owner.value("network.host"), owner.port):
             yield finding
     try:
-        info, speed = await worker()
+        infos, speed = await workers(_devices(owner.value("compute.device")))
     except HetpeerError as error:
         yield Finding(check="device", grade=Grade.FAIL, error=error)
         return
-    yield await judged("device", device(info, speed))
-    yield await judged("place", _at_once(lambda: local_checks.place(owner, home, info)))
+    yield await judged("device", device(infos, speed))
+    yield await judged("place", _at_once(lambda: local_checks.place(owner, home, infos)))
+
+
+def _devices(asked: str) -> str:
+    """The devices to look at: several GPUs if the owner has `asked` for them, else the best one."""
+    return asked if asked == ALL or ("," in asked and not only_cpu(asked)) else "auto"
 
 
 async def _at_once(look: Callable[[], Verdict]) -> Verdict:
@@ -85,25 +92,25 @@ async def network_process() -> Verdict:
     return f"the network process (p2pd) starts in {time.monotonic() - begin:.1f} s"
 
 
-async def worker() -> tuple[WorkerInfo, float]:
-    """The compute worker's words on itself after a warm-up as in `hetpeer join`, and its FLOP/s.
+async def workers(devices: str) -> tuple[list[WorkerInfo], float]:
+    """The compute workers' words on themselves after a warm-up as in `hetpeer join`, and their FLOP/s.
 
     Raises `LocalError` HP-GPU-001, HP-GPU-002, HP-GPU-003, and what the worker says of its device.
     """
-    compute = await Compute.start(ComputeConfig(), WORKER)
+    compute = await Compute.start(ComputeConfig(device=devices), WORKER)
     try:
-        speed = (await compute.submit(c.WarmUp())).flops_per_second
-        return await compute.submit(c.Info()), speed
+        done = await compute.submit_to_each(c.WarmUp())
+        return await compute.infos(), sum(one.flops_per_second for one in done)
     finally:
         await compute.close()
 
 
-async def device(info: WorkerInfo, speed: float) -> Verdict:
-    """On which device the worker computes and how fast, or why it is no GPU."""
+async def device(infos: Sequence[WorkerInfo], speed: float) -> Verdict:
+    """On which devices the workers compute and how fast, or why on no GPU."""
     gpus = await asyncio.to_thread(nvml.gpus)
     return thresholds.device(
-        info.device_name,
-        on_cpu=info.device == "cpu",
+        device_names(infos),
+        on_cpu=not any(map(on_gpu, infos)),
         speed=f"{flops_text(speed)}/s",
         torch=version_of("torch"),
         gpus=gpus,

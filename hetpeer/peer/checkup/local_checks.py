@@ -12,7 +12,7 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -179,14 +179,14 @@ def settings(owner: Owner) -> Verdict:
     return thresholds.settings(owner.settings, running=owner.standing is not None)
 
 
-def place(owner: Owner, home: Path, info: WorkerInfo) -> Verdict:
-    """Memory that a place may take here with a worker like `info`, and the largest place.
+def place(owner: Owner, home: Path, infos: Sequence[WorkerInfo]) -> Verdict:
+    """Memory that a place may take here with workers like `infos`, and the largest place.
 
     Raises `LocalError` HP-MEM-004.
     """
     limits = OwnersLimits.by(owner.value)
-    main, disk = main_memory(limits.ram_bytes(), info), limits.disk_bytes(nearest(home))
-    return thresholds.place(main, limits.offered(info, main, disk))
+    main, disk = main_memory(limits.ram_bytes(), infos), limits.disk_bytes(nearest(home))
+    return thresholds.place(main, limits.offered(infos, main, disk))
 
 
 def port(owner: Owner) -> Verdict:

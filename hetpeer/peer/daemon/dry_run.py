@@ -66,7 +66,7 @@ async def _foresee(options: JoinOptions, home: Home, governing: LimitsInForce, a
     if bits := signed.manifest.admission.work_bits:
         say(f"it would first do a proof of work of {bits} bits, unless that is already done")
     async with contextlib.AsyncExitStack() as life:
-        _, offer, _ = await start_compute(home, governing, life)
+        _, offer, _ = await start_compute(home, governing, signed.manifest, life)
     adverts = await Roster(node, signed.run_id).read()
     place = choose_place(places_seen(run, adverts, offer), offer.memory)
     for line in _taking(run, place, adverts, offer.memory):

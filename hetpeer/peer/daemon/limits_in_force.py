@@ -84,10 +84,10 @@ class LimitsInForce(NodeRates):
             self.count()
             self.save()
 
-    def computes_on(self, asked: str, uuid: str) -> None:
-        """Watch the GPU with this UUID, on which the worker for the device `asked` computes; empty: none."""
+    def computes_on(self, asked: str, uuids: tuple[str, ...]) -> None:
+        """Watch the GPUs with these UUIDs, on which the workers for the devices `asked` compute."""
         self._device = asked
-        self._sensors.computes_on(asked, uuid)
+        self._sensors.computes_on(asked, uuids)
 
     def keep_device(self) -> bool:
         """Go back to the last device on which a worker started. False if there is none, or it is in force."""

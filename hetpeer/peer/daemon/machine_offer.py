@@ -1,10 +1,11 @@
-"""A machine's offer to a place: memory of its device, main memory and disk, within the owner's limits."""
+"""A machine's offer to a place: memory of its devices, main memory and disk, within the owner's limits."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,9 +18,13 @@ from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.training.volunteer_figures import MainMemory, memory_text
 from hetpeer.peer.transport.tensor_schema import BUNDLES, MOST_BUNDLES
 from hetpeer.stages.block import device
+from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
-from hetpeer.stages.pipeline.place_memory import Offered, kinds_of
+from hetpeer.stages.pipeline.division import sure_room
+from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand, kinds_of
 
+MAX_ARITHMETIC = 200
+"""Characters of that text in the event log (bootstrap/log/evidence.py)."""
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
 """Share and least bytes of GPU memory that are not offered: for kernels, scratch space and fragmentation."""
 P2PD_BYTES = 96 << 20
@@ -62,15 +67,51 @@ class OwnersLimits:
         """Bytes of the disk that has `folder`, likewise."""
         return _within(share_or_bytes(self.disk), shutil.disk_usage(folder).free)
 
-    def offered(self, info: WorkerInfo, main: MainMemory, disk: int) -> Offered:
-        """Memory for a place with a worker like `info`, of this main memory and disk. Pure."""
-        place = main.for_model - min(int(main.for_model * BUNDLES), MOST_BUNDLES)
+    def rooms(self, infos: Sequence[WorkerInfo], main: MainMemory) -> list[int]:
+        """Bytes that a place may take on the device of each worker, with this main memory. Pure.
+
+        Workers on the processor share one memory. Beside a GPU they have half of what is offered of it.
+        """
+        place = _for_place(main)
+        on_cpu = sum(not on_gpu(info) for info in infos)
+        part = place if on_cpu == len(infos) else max(place // (2 * max(on_cpu, 1)), 1)
+        return [device_offered(info, share(self.gpu_memory)) if on_gpu(info) else part for info in infos]
+
+    def beside_gpus(self, infos: Sequence[WorkerInfo], main: MainMemory) -> int:
+        """Bytes of main memory that are rooms of workers beside a GPU. Pure."""
+        rooms = zip(self.rooms(infos, main), infos, strict=True)
+        return sum(room for room, info in rooms if not on_gpu(info)) if any(map(on_gpu, infos)) else 0
+
+    def offered(
+        self, infos: Sequence[WorkerInfo], main: MainMemory, disk: int, blocks: Sequence[PlaceDemand] = ()
+    ) -> Offered:
+        """Memory for a place with workers like `infos`, of this main memory and disk. Pure.
+
+        Of several devices so much counts that any place of the run's `blocks` can be divided among them.
+        """
+        rooms, kinds, place = self.rooms(infos, main), kinds_of(self.offload), _for_place(main)
+        if not any(map(on_gpu, infos)):
+            return Offered(device=place, disk=disk, kinds=kinds)
         return Offered(
-            device=device_offered(info, share(self.gpu_memory)) if on_gpu(info) else place,
-            host=place if on_gpu(info) else 0,
+            device=sure_room(rooms, _largest(blocks, kinds, max(rooms))),
+            host=max(place - self.beside_gpus(infos, main), 1),
             disk=disk,
-            kinds=kinds_of(self.offload),
+            kinds=kinds,
         )
+
+
+def _for_place(main: MainMemory) -> int:
+    """Bytes of main memory for places: a part of it is for bundles."""
+    return main.for_model - min(int(main.for_model * BUNDLES), MOST_BUNDLES)
+
+
+def _largest(blocks: Sequence[PlaceDemand], kinds: Sequence[Offload], room: int) -> int:
+    """Bytes of the largest block on a device, with the kind of offload that takes most of those that fit."""
+    sizes = [
+        max((block.room(kind, apart=True, spills=False).device for block in blocks), default=0)
+        for kind in kinds
+    ]
+    return max((size for size in sizes if size <= room), default=min(sizes))
 
 
 def _within(limit: float, free: int) -> int:
@@ -87,13 +128,14 @@ def device_offered(info: WorkerInfo, gpu_memory: float) -> int:
     return max(free - reserved, 1)  # 0 would be: not known
 
 
-def main_memory(limit: int, info: WorkerInfo) -> MainMemory:
-    """`limit` bytes, divided between the program with a warm worker like `info`, and models.
+def main_memory(limit: int, infos: Sequence[WorkerInfo]) -> MainMemory:
+    """`limit` bytes, divided between the program with warm workers like `infos`, and models.
 
     Raises `LocalError` HP-MEM-004 if the program takes them all.
     """
     daemon = psutil.Process().memory_info().rss
-    main = MainMemory(limit=limit, program=daemon + info.rss_bytes + P2PD_BYTES + GROWTH_BYTES)
+    workers = sum(info.rss_bytes for info in infos)
+    main = MainMemory(limit=limit, program=daemon + workers + P2PD_BYTES + GROWTH_BYTES)
     if not main.for_model:
         raise LocalError(
             "HP-MEM-004",
@@ -117,9 +159,23 @@ def on_gpu(info: WorkerInfo) -> bool:
     return info.device != "cpu"
 
 
-def computes_on(info: WorkerInfo, main: MainMemory, offered: Offered) -> str:
-    """Line for the owner: device and offered memory. Pure."""
-    cores = "1 processor core" if info.threads == 1 else f"{info.threads} processor cores"
-    free = bytes_text(info.device_free_bytes + info.device_bytes)
-    there = f"{info.device_name}, {free} free" if on_gpu(info) else cores
-    return f"computes on {there}; offers {memory_text(offered)} ({main})"
+def computes_on(infos: Sequence[WorkerInfo], main: MainMemory, offered: Offered) -> str:
+    """Line for the owner: devices and offered memory. Pure."""
+    return f"computes on {' + '.join(map(_device_text, infos))}; offers {memory_text(offered)} ({main})"
+
+
+def _device_text(info: WorkerInfo) -> str:
+    if not on_gpu(info):
+        return "1 processor core" if info.threads == 1 else f"{info.threads} processor cores"
+    return f"{info.device_name}, {bytes_text(info.device_free_bytes + info.device_bytes)} free"
+
+
+def device_names(infos: Sequence[WorkerInfo]) -> str:
+    """`2 x A10 + cpu`: kinds of devices, and how many of each. Pure."""
+    counted = Counter(info.device_name for info in infos)
+    return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in counted.items())
+
+
+def arithmetics(infos: Sequence[WorkerInfo]) -> str:
+    """What decides the last bits on any of the devices, as the event log takes it. Pure."""
+    return " + ".join(dict.fromkeys(info.arithmetic for info in infos))[:MAX_ARITHMETIC]

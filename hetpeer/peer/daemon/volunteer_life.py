@@ -18,11 +18,20 @@ from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.step_workload import demand_of
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
-from hetpeer.peer.daemon.machine_offer import OwnersLimits, computes_on, main_memory, uplink_offered
+from hetpeer.peer.daemon.machine_offer import (
+    OwnersLimits,
+    arithmetics,
+    computes_on,
+    device_names,
+    main_memory,
+    uplink_offered,
+)
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.limits.amounts import rate, share
@@ -73,7 +82,8 @@ async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInF
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
         async with shown_as(DaemonState.CHECKING, presence, governing):
-            started = await unless(other, start_compute(presence.home, governing, life))
+            manifest = presence.files.run.manifest
+            started = await unless(other, start_compute(presence.home, governing, manifest, life))
         return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
 
 
@@ -90,9 +100,9 @@ async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInFo
 
 
 async def start_compute(
-    home: Home, governing: LimitsInForce, life: contextlib.AsyncExitStack
+    home: Home, governing: LimitsInForce, manifest: Manifest, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
-    """Start a compute worker; returns it, the offer and the device's name.
+    """Start compute workers; returns them, the offer to the run and the devices' names.
 
     Raises `LocalError` HP-GPU-*, and HP-MEM-004 if main memory is too little for the program itself.
     """
@@ -101,25 +111,29 @@ async def start_compute(
     ram, disk = limits.ram_bytes(), limits.disk_bytes(home.path)
     compute = await life.enter_async_context(_running_compute(settings, ram, home.path, disk))
     try:
-        speed = (await compute.submit(c.WarmUp())).flops_per_second
-        info = await compute.submit(c.Info())
+        speeds = tuple(done.flops_per_second for done in await compute.submit_to_each(c.WarmUp()))
+        infos = await compute.infos()
     except asyncio.CancelledError:
         compute.suspend()
         raise
-    governing.computes_on(settings.compute.device, info.device_uuid)
-    main = main_memory(ram, info)
-    memory = limits.offered(info, main, disk)
-    say(computes_on(info, main, memory))
+    uuids = tuple(info.device_uuid for info in infos if info.device_uuid)
+    governing.computes_on(settings.compute.device, uuids)
+    main = main_memory(ram, infos)
+    memory = limits.offered(infos, main, disk, [demand_of(manifest, block) for block in manifest.blocks])
+    say(computes_on(infos, main, memory))
     offer = Offer(
         memory=memory,
         main=main,
         uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
-        flops_per_second=speed,
+        flops_per_second=sum(speeds),
+        rooms=tuple(limits.rooms(infos, main)),
+        beside_gpus=limits.beside_gpus(infos, main),
+        speeds=speeds,
         name=settings.node.name,
-        arithmetic=info.arithmetic,
+        arithmetic=arithmetics(infos),
         choice=settings.compute.offload,
     )
-    return compute, offer, info.device_name
+    return compute, offer, device_names(infos)
 
 
 async def _live(

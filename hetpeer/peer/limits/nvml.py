@@ -81,14 +81,14 @@ class GpuState:
 
 
 class GpuWatch:
-    """Repeated readings of the GPU in use (`heed`), or of all; the first look is the first driver access."""
+    """Repeated readings of the GPUs in use (`heed`), or of all; the first look is the first driver access."""
 
     def __init__(self) -> None:
         self._gpus: list[Any] | None = None
         self._told = False
         """Whether a silent driver was logged."""
         self._uuids: list[str] = []
-        self._heeded: str | None = None
+        self._heeded: tuple[str, ...] | None = None
         self._seen: dict[int, int] = {}
         """Number of a GPU → time stamp of the last sample of its users, in µs."""
         self._energy: dict[int, tuple[float, int]] = {}
@@ -96,11 +96,11 @@ class GpuWatch:
         self._watts: dict[int, tuple[float, float | None]] = {}
         """Number of a GPU → the last look at what it draws, and what that said."""
 
-    def heed(self, uuid: str | None) -> None:
-        """Watch only the GPU with this UUID; "": none; None or an unknown UUID: any of them may be in use."""
-        if uuid and uuid not in (self._heeded, *self._uuids):
+    def heed(self, uuids: tuple[str, ...] | None) -> None:
+        """Watch only the GPUs with these UUIDs; None, or UUIDs of which none is known: any may be in use."""
+        if uuids and not {*uuids} <= {*(self._heeded or ()), *self._uuids}:
             self._gpus = None  # it may have come since they were looked at
-        self._heeded = uuid
+        self._heeded = uuids
 
     def states(self, now: float) -> tuple[GpuState, ...]:
         """States of the GPUs in use, or that may be; `now` as in `drawn`."""
@@ -148,9 +148,9 @@ class GpuWatch:
     def _used(self) -> Sequence[int]:
         """Numbers of those that are computed on, or may be."""
         everything = range(len(self._handles()))
-        if self._heeded == "":
+        if self._heeded == ():
             return ()
-        return [number for number in everything if self._uuids[number] == self._heeded] or everything
+        return [number for number in everything if self._uuids[number] in (self._heeded or ())] or everything
 
     def _of(self, numbers: Sequence[int], read: Callable[[int], float | None]) -> float | None:
         """The largest value; if it is not known which GPU is in use, the least, which is true in any case."""

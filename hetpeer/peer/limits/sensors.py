@@ -97,26 +97,26 @@ class Sensors:
 
     def __init__(self) -> None:
         self._gpus = GpuWatch()
-        self._used: tuple[str, str] | None = None
-        """(`compute.device`, UUID of its GPU); the UUID is empty for none."""
+        self._used: tuple[str, tuple[str, ...]] | None = None
+        """(`compute.device`, UUIDs of its GPUs); none on the processor."""
         self._unused: LocalError | None = None
         """Reason why torch computes on no GPU although there is one; else None."""
         self._asked_unused = False
         self._told: set[str] = set()
         """Codes of what was said."""
 
-    def computes_on(self, asked: str, uuid: str) -> None:
-        """A worker that was started for the device `asked` computes on the GPU with this UUID, or on none."""
-        self._used = asked, uuid
+    def computes_on(self, asked: str, uuids: tuple[str, ...]) -> None:
+        """Workers that were started for the devices `asked` compute on the GPUs with these UUIDs."""
+        self._used = asked, uuids
 
     def read(self, settings: Settings) -> Readings:
         """Current readings. Takes some milliseconds; seconds if something hangs."""
         limits, when = settings.limits, settings.when
-        uuid = self._gpu_of(settings.compute.device)
-        self._gpus.heed(uuid)
+        uuids = self._gpus_of(settings.compute.device)
+        self._gpus.heed(uuids)
         idle, now = idle_s() if when.mode == "idle" else None, time.monotonic()
         unseen = idle_unknown() if when.mode == "idle" and idle is None else None
-        unused = self._unused if uuid == "" and settings.compute.device != "cpu" else None
+        unused = self._unused if uuids == () and not only_cpu(settings.compute.device) else None
         warnings = tuple(error for error in (unseen, unused) if error is not None)
         for error in warnings:
             if error.code not in self._told:
@@ -134,16 +134,21 @@ class Sensors:
             warnings=warnings,
         )
 
-    def _gpu_of(self, asked: str) -> str | None:
-        """UUID of the GPU for the device `asked`; empty: not a GPU; None: no worker has reported it yet."""
-        if asked == "cpu":
-            return ""
+    def _gpus_of(self, asked: str) -> tuple[str, ...] | None:
+        """UUIDs of the GPUs for the devices `asked`; None: no worker has reported them yet."""
+        if only_cpu(asked):
+            return ()
         if self._used is None or self._used[0] != asked:
             return None
         if not self._used[1] and not self._asked_unused:
             self._asked_unused = True
             self._unused = gpus().unused(metadata.version("torch"))
         return self._used[1]
+
+
+def only_cpu(asked: str) -> bool:
+    """Whether the devices `asked` are the processor alone."""
+    return set(asked.split(",")) == {"cpu"}
 
 
 def minute_of_day() -> int:

@@ -62,10 +62,23 @@ def _listed(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
-        raise ValueError(f"{text!r} is none of auto, cpu, cuda and cuda:N")
-    return text
+MOST_DEVICES = 16
+
+
+def _devices(text: str) -> str:
+    """`text` without spaces. A GPU has one worker at most, as two would take each other's memory."""
+    if text in ("auto", "all"):
+        return text
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+            raise ValueError(f"{name!r} is none of auto, all, cpu, cuda and cuda:N")
+    gpus = [int(name.partition(":")[2] or 0) for name in names if name != "cpu"]
+    if len(set(gpus)) < len(gpus):
+        raise ValueError(f"{text!r} names a GPU twice")
+    if len(names) > MOST_DEVICES:
+        raise ValueError(f"{len(names)} devices, and {MOST_DEVICES} are the most")
+    return ",".join(names)
 
 
 Size = Annotated[str, _read_by(amounts.share_or_bytes)]
@@ -100,8 +113,11 @@ class ComputeSection(_Section):
     ] = 0
     device: Annotated[
         str,
-        AfterValidator(_device),
-        JoinOption("--device", "Device to compute on: auto, cpu, cuda or cuda:N."),
+        AfterValidator(_devices),
+        JoinOption(
+            "--device",
+            "Device to compute on: auto, cpu, cuda, cuda:N, several with commas between, or all (GPUs).",
+        ),
     ] = "auto"
     offload: Annotated[
         Literal["auto", "none", "host", "disk"],

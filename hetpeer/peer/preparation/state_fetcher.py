@@ -1,5 +1,4 @@
-"""Preparation of a place: its graphs and buffers, shards of data, the speed of this machine on its blocks,
-and their state.
+"""Preparation of a place: its graphs and buffers, shards of data, and the states of its blocks.
 
 Files come from any peer that has them, and are checked against the manifest's hashes. States come from
 holders or from the coordinator's checkpoint, and are checked by their digests.
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +28,10 @@ from hetpeer.peer.arrival.find_run import amended
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.transport.exchange import PassingState, StateRoomError
 from hetpeer.stages.block.block_state import layout_of
-from hetpeer.stages.block.device import efficiency
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.block.state_file import file_bytes
 from hetpeer.stages.block.tensor_file import StoredTensor, read_constants
-from hetpeer.stages.graph.block_spec import BlockSpec, times_forward
+from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError, BundleLayout, Extent
@@ -290,29 +287,3 @@ async def keep_trying(get: Callable[[], Awaitable[T]]) -> T:
         except RemoteError as error:
             _log.warning("%s; trying again", error)
             await asyncio.sleep(PREPARE_RETRY_S)
-
-
-BUDGET_S = 2.0
-"""Seconds after which no further block is tried: the first ones stand for the others."""
-
-
-async def speed_on(compute: Compute, specs: Sequence[BlockSpec], flops_per_second: float) -> float:
-    """FLOP/s that the device reaches on prepared blocks: `flops_per_second`, of a large matrix product, times
-    λ.
-
-    If the rehearsal fails for lack of memory, the place stays without λ: training reports that itself.
-    """
-    flops = seconds = 0.0
-    deadline = time.monotonic() + BUDGET_S
-    for spec in specs:
-        try:
-            seconds += (await compute.submit(c.Rehearse(block=spec.index))).seconds
-        except CommandFailedError as error:
-            _log.warning("block %d could not be rehearsed: %s", spec.index, error)
-            return flops_per_second
-        flops += spec.flops_forward * times_forward(spec.recompute)
-        if time.monotonic() > deadline:
-            break
-    share = efficiency(flops, seconds, flops_per_second)
-    _log.info("a microbatch takes %.0f ms here, %.0f%% of the device's speed", 1000 * seconds, 100 * share)
-    return flops_per_second * share

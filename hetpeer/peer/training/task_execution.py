@@ -108,8 +108,9 @@ class TaskExecution:
         segments = self._posts.division.segments(key.begin, work.end)
         borders = [self._schema.output_layout(end, key.id) for _, end in segments[:-1]]
         between = [self._store.new(step, border.nbytes) for border in borders]
-        if beside := [*data.values(), *between]:
-            self._beside[step, key] = beside
+        into = [(begin, tensor) for (begin, _), tensor in zip(segments[1:], between, strict=True)]
+        passing = [tensor for begin, tensor in into if not self._posts.refers(begin)]
+        self._beside[step, key] = [*data.values(), *(one for one in between if one not in passing)]
         command = c.Forward(
             step=step.number,
             version=step.version_of(key.id),
@@ -126,7 +127,7 @@ class TaskExecution:
         )
         inside = [border.within(tensor.extent) for border, tensor in zip(borders, between, strict=True)]
         parts = forward_in_segments(command, segments, inside, self._schema.specs)
-        posted = self._posts.post_segments(parts, [source, output, *beside])
+        posted = self._posts.post_segments(parts, [source, output, *data.values(), *between])
         if work.train and not key.check:
             self._window.begun((step, key), work.hops_after, time.monotonic())
 
@@ -139,6 +140,8 @@ class TaskExecution:
                 given = self._blame(error, f"task {task_name(key)}, input", source)
                 self._perform(self._work.work_failed(step, key, error.what, given))
                 return
+            finally:
+                self._store.release_all(passing)
             if work.train:
                 self._book.computed("forward", done.seconds)
             else:

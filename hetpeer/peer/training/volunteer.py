@@ -2,7 +2,7 @@
 
 Events from the network and the worker go into the core. Its effects are carried out in order, by one queue
 (step_driver.py): those of a step there, the others here. All of it runs on one loop, so nothing here needs a
-lock. One `Volunteer` lives as long as its compute worker: when that dies, everything it held is lost, and a
+lock. One `Volunteer` lives as long as its compute workers: when one dies, everything it held is lost, and a
 new one with a new incarnation begins (join_run.py).
 """
 
@@ -13,7 +13,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,18 +31,14 @@ from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import TaskBoard
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.preparation.data_source import DataSource
-from hetpeer.peer.preparation.state_fetcher import (
-    RunFiles,
-    StateFetcher,
-    keep_trying,
-    prepare_block,
-    speed_on,
-)
+from hetpeer.peer.preparation.rehearsed_speed import speed_on
+from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, keep_trying, prepare_block
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.held_states import HeldStates
+from hetpeer.peer.training.place_on_devices import HeldBlocks, PlaceOnDevices
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.step_entry import LeftoverWatch, StepEntry
 from hetpeer.peer.training.task_execution import HeldPlace
@@ -52,7 +47,7 @@ from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.exchange import StateRoomError, reserve_copies
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
-from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in, recomputing
+from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.parameter_reads import without_copies
@@ -60,7 +55,7 @@ from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.place_memory import Choice, PlaceDemand, Room, choose, room_text, runs_away
+from hetpeer.stages.pipeline.place_memory import Choice, room_text, runs_away
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, shortest
 
 LAST_WORD_S = 1.0
@@ -335,17 +330,25 @@ class Volunteer:
             block, _ = self._prepared.popitem()
             await self._compute.submit(c.Unload(block=block))
         await self._compute.submit(ForgetResiduals())
-        demand = PlaceDemand.of_all(
-            [demand_of(self._manifest, self._manifest.blocks[n]) for n in range(begin, end)]
+        entries = self._manifest.blocks[begin:end]
+        on_devices = PlaceOnDevices.of(
+            begin,
+            [demand_of(self._manifest, entry) for entry in entries],
+            [entry.flops_forward for entry in entries],
+            self.offer,
         )
-        self.offload = choose(demand, self.offer.memory)
+        self.offload, division = on_devices.choice, on_devices.division
+        self._compute.divide(division)
         _log.info(
-            "blocks %d to %d: %s, offload %s",
+            "blocks %d to %d: %s, offload %s%s",
             begin,
             end - 1,
             room_text(self.offload.room, apart=self.offer.memory.apart),
             self.offload.kind.value,
+            f", on {division.at_work} devices: up to blocks {division.ends}" if division.devices > 1 else "",
         )
+        if not on_devices.fits:
+            _log.warning("this place is larger than what the devices offer: microbatches may fail here")
         casts = self._manifest.training.keeps_cast and runs_away(
             self.offload.kind, apart=self.offer.memory.apart
         )
@@ -356,8 +359,9 @@ class Volunteer:
         for block in range(begin, end):
             spec, self._prepared[block] = await keep_trying(partial(prepare, block))
             specs.append(without_copies(spec) if casts else spec)
-        beside = replace(self.offload.room, device=self.offload.room.device - self.offload.activations)
-        self._specs, beside = recomputing(self.offer.memory, beside, specs, self._least_in_flight(end))
+        under_way = self._least_in_flight(end) + division.at_work - 1
+        held = on_devices.held(specs, under_way, self.offer)
+        self._specs = held.specs
         if again := sum(spec.recompute for spec in self._specs) - sum(spec.recompute for spec in specs):
             _log.info("%d of %d blocks compute their forward twice, to save memory", again, len(specs))
         self._compute.exchange.share.limit = max(self.offer.memory.disk - self.offload.scratch, 0)
@@ -368,7 +372,8 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
-        self._share_memory(self._specs, beside)
+        self._window.reset(held.most, division.at_work)
+        self._store.keep_within(self._for_bundles(held))
         posts = WorkerPosts(self._compute, self._store, self._trace)
         self._steps.use(
             HeldPlace(
@@ -393,13 +398,10 @@ class Volunteer:
         hops = max(sum(begin >= end for begin, _ in layout) for layout in self._manifest.layouts)
         return min(shortest(hops), self._manifest.training.microbatches)
 
-    def _share_memory(self, specs: Sequence[BlockSpec], room: Room) -> None:
-        """Divide what is offered between the place (`room`, microbatches) and bundles in RAM and on disk."""
-        memory = self.offer.memory
-        most = microbatches_in(memory, room, specs)
-        self._window.reset(most)
-        ram = self.offer.main.for_model
-        self._store.keep_within(bundles_beside(ram, room, specs, min(most, MOST), apart=memory.apart))
+    def _for_bundles(self, held: HeldBlocks) -> int:
+        """Bytes of main memory for bundles beside what the workers have of it."""
+        apart, most = self.offer.memory.apart, min(held.most, MOST)
+        return bundles_beside(self.offer.main.for_model, held.room, held.specs, most, apart=apart)
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         """Fetch and load the states of our blocks and the first data; tell the core."""

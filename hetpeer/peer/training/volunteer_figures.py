@@ -89,6 +89,13 @@ class Offer:
     """What a place may take."""
     main: MainMemory = MainMemory()
     flops_per_second: float = 0.0
+    """FLOP/s of all devices together, in products of large matrices."""
+    rooms: tuple[int, ...] = ()
+    """Bytes that a place may take on each device; empty: there is one."""
+    beside_gpus: int = 0
+    """Bytes of these that are main memory beside a GPU."""
+    speeds: tuple[float, ...] = ()
+    """FLOP/s of each device; empty: there is one."""
     uplink: float = 0.0
     """Bytes/s of the uplink, within the limits, as measured before; 0: not known."""
     name: str = ""
@@ -96,6 +103,16 @@ class Offer:
     """Text on all that decides the last bits of the worker's numbers (stages/block/arithmetic.py)."""
     choice: str = "auto"
     """Kinds of offload that the owner allows, as set."""
+
+    @property
+    def rooms_of_devices(self) -> tuple[int, ...]:
+        """Bytes that a place may take on each device."""
+        return self.rooms or (self.memory.device,)
+
+    @property
+    def speeds_of_devices(self) -> tuple[float, ...]:
+        """FLOP/s of each device."""
+        return self.speeds or (self.flops_per_second,)
 
     def hello_fields(self) -> dict[str, Any]:
         """The fields of a hello or an advert that say what the machine offers to a place."""

@@ -33,26 +33,31 @@ few are written to the disk.
 
 
 def recomputing(
-    offered: Offered, room: Room, specs: Sequence[BlockSpec], microbatches: int
+    offered: Offered, room: Room, segments: Sequence[Sequence[BlockSpec]], microbatches: int
 ) -> tuple[list[BlockSpec], Room]:
     """The blocks as they are held so that so many microbatches fit beside `room`: the cheapest of them
     recompute. And `room` with the activations that one of them makes again.
+
+    `segments` of consecutive blocks share one memory; between them, bundles pass.
     """
+    specs = [spec for segment in segments for spec in segment]
     blocks = [BlockActivations.of(spec) for spec in specs]
-    free = offered.device - room.device - microbatches * _crossing(offered, specs)
+    crossing = sum(_crossing(offered, segment) for segment in segments)
+    free = offered.device - room.device - microbatches * crossing
     chosen = recomputed_blocks(blocks, free, microbatches)
     held = [spec.recomputing() if spec.index in chosen else spec for spec in specs]
     again = max((one.saved for one in blocks if one.block in chosen), default=0)
     return held, replace(room, device=room.device + again)
 
 
-def microbatches_in(offered: Offered, room: Room, specs: Sequence[BlockSpec]) -> int:
-    """Microbatches of consecutive blocks that fit beside `room` between their forward and their backward.
+def microbatches_in(offered: Offered, room: Room, segments: Sequence[Sequence[BlockSpec]]) -> int:
+    """Microbatches of `segments` of consecutive blocks that fit beside `room` between forward and backward.
 
-    `room`: what the place takes without microbatches. A microbatch takes what autograd keeps, and the bundles
-    that enter and leave, forward and backward; a GPU only has a copy of what leaves.
+    The segments share one memory. `room`: what the place takes without microbatches. A microbatch takes what
+    autograd keeps, and the bundles that enter and leave, forward and backward; a GPU only has a copy of what
+    leaves.
     """
-    each = _activations(specs) + _crossing(offered, specs)
+    each = sum(_activations(segment) + _crossing(offered, segment) for segment in segments)
     return max(offered.device - room.device, 0) // max(each, 1)
 
 

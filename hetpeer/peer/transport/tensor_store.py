@@ -346,6 +346,10 @@ class WorkerPosts:
         """The place divided among the workers."""
         return self._compute.division
 
+    def refers(self, block: int) -> bool:
+        """Whether inputs of `block` stay in use from its forward to its backward."""
+        return self._compute.refers(block)
+
     def post(self, command: Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
         """Post `command` at once; `tensors` stay in place until it is answered."""
         return self._pinned(self._post(command), tensors)

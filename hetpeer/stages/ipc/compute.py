@@ -163,6 +163,10 @@ class Compute:
         """Give blocks that are prepared from now on to the workers by `division`."""
         self.division = division
 
+    def refers(self, block: int) -> bool:
+        """Whether the worker that has `block` refers to its inputs in the arena until the backward."""
+        return self.workers[self.division.device_of(block)].device == "cpu"
+
     def post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
         """Send a command now; await the returned coroutine for its answer. Each lane of a worker keeps the
         order of posting.

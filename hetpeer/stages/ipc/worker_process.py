@@ -90,6 +90,8 @@ class WorkerProcess:
         self._wire = _Wire(self._wire_lost)
         self.exited: asyncio.Future[None] = loop.create_future()
         """Done once the process has ended."""
+        self.device = ""
+        """What it computes on, once it has answered: `cpu`, `cuda:1`."""
         self._pidfd = os.pidfd_open(process.pid)
         loop.add_reader(self._pidfd, self._process_ended)
 
@@ -113,7 +115,7 @@ class WorkerProcess:
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self._wire, sock=ours)
             async with asyncio.timeout(START_S):
-                await self.info()
+                self.device = (await self.info()).device
         except TimeoutError as error:
             await self.kill()
             raise cannot_start(f"it has not answered within {START_S:.0f} s") from error

@@ -7,8 +7,10 @@ division.segments(5, 9)  # ((5, 7), (7, 9))
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,46 @@ class Division:
         """The blocks [begin, end) of the place as one range for each device that has any, in order."""
         borders = sorted({begin, end, *(border for border in self.ends if begin < border < end)})
         return tuple(pairwise(borders))
+
+
+def divide(
+    begin: int, sizes: Sequence[int], flops: Sequence[float], rooms: Sequence[int], speeds: Sequence[float]
+) -> Division | None:
+    """The division of the blocks from `begin` on whose slowest device is fastest; None if none fits.
+
+    `sizes` and `flops` of each block, in bytes and FLOPs of a microbatch; `rooms` in bytes and `speeds` in
+    FLOP/s of each device. Of equally fast divisions the one with the most blocks on the last devices.
+
+        divide(0, [2, 2, 2], [1.0, 1.0, 1.0], rooms=[6, 6], speeds=[2.0, 1.0])  # ends (2, 3)
+    """
+    count = len(sizes)
+    filled, worked = [0, *accumulate(sizes)], [0.0, *accumulate(flops)]
+    best = [0.0] + [math.inf] * count
+    # seconds of the slowest of the devices so far, if these have so many blocks
+    chosen: list[list[int]] = []
+    for room, speed in zip(rooms, speeds, strict=True):
+        then, first = [math.inf] * (count + 1), [0] * (count + 1)
+        for end in range(count + 1):
+            for start in range(end + 1):
+                if filled[end] - filled[start] <= room:
+                    seconds = max(best[start], (worked[end] - worked[start]) / max(speed, 1.0))
+                    if seconds < then[end]:
+                        then[end], first[end] = seconds, start
+        best = then
+        chosen.append(first)
+    if best[count] == math.inf:
+        return None
+    ends, end = [], count
+    for first in reversed(chosen):
+        ends.append(begin + end)
+        end = first[end]
+    return Division(begin, tuple(reversed(ends)))
+
+
+def sure_room(rooms: Sequence[int], largest: int) -> int:
+    """Bytes such that any place of so many bytes can be divided, if no block has more than `largest`.
+
+    Filled one after another, each device but the last may leave less than a block's bytes free. One device
+    alone has its room in any case.
+    """
+    return max(sum(rooms) - (len(rooms) - 1) * largest, *rooms)

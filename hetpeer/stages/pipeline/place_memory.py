@@ -233,32 +233,47 @@ class Choice:
 def choose(demand: PlaceDemand, offered: Offered) -> Choice:
     """The first allowed kind with which a place fits; if none does, the one that lacks the fewest bytes.
 
-    Offload hides behind computation and recomputing does not, so that is tried last. Both sides decide with
-    this: the coordinator that offers places, and the volunteer that claims one.
+    Both sides decide with this: the coordinator that offers places, and the volunteer that claims one.
     """
     found = []
-    least = replace(
+    for choice, _ in choices([demand], offered):
+        if choice.fits:
+            return choice
+        found.append(choice)
+    return min(found, key=lambda choice: choice.missing.total)
+
+
+def choices(demands: Sequence[PlaceDemand], offered: Offered) -> Iterator[tuple[Choice, list[int]]]:
+    """Each allowed kind for a place of these `demands`, and the bytes of each of them on the device.
+
+    Offload hides behind computation and recomputing does not, so that is tried last.
+    """
+    tried = [demands]
+    if any(demand.recomputable for demand in demands):
+        tried.append([_recomputing(demand) for demand in demands])
+    for some, (kind, spills) in itertools.product(tried, tuple(offered.ways())):
+        whole = PlaceDemand.of_all(some)
+        room = whole.room(kind, apart=offered.apart, spills=spills)
+        copies = NUMBER * whole.upkeep.in_state * whole.numbers
+        choice = Choice(
+            kind=kind,
+            room=room,
+            missing=room.beyond(offered),
+            scratch=max(room.disk - copies, 0),
+            activations=whole.active(kind, apart=offered.apart),
+        )
+        each = [demand.room(kind, apart=offered.apart, spills=spills).device for demand in some]
+        yield choice, each
+
+
+def _recomputing(demand: PlaceDemand) -> PlaceDemand:
+    """The demand with all activations computed again that can be."""
+    return replace(
         demand,
         activations=demand.activations - demand.recomputable,
         recomputable=0,
         copies=min(demand.copies // IN_FLIGHT, demand.activations - demand.recomputable),
     )
-    demands = (demand, least) if demand.recomputable else (demand,)
-    for one, (kind, spills) in itertools.product(demands, tuple(offered.ways())):
-        room = one.room(kind, apart=offered.apart, spills=spills)
-        copies = NUMBER * demand.upkeep.in_state * demand.numbers
-        scratch = max(room.disk - copies, 0)
-        choice = Choice(
-            kind=kind,
-            room=room,
-            missing=room.beyond(offered),
-            scratch=scratch,
-            activations=one.active(kind, apart=offered.apart),
-        )
-        found.append(choice)
-        if choice.fits:
-            return choice
-    return min(found, key=lambda choice: choice.missing.total)
 
 
 def capacity(offered: Offered, upkeep: Upkeep) -> int:
