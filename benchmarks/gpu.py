@@ -130,7 +130,7 @@ def graph_overhead(device: torch.device) -> dict[str, dict[str, float]]:
 async def kill_at_work(device: str) -> dict[str, Any]:
     """SIGKILL while the worker multiplies matrices; a new one must find the device as it was."""
     worker = await Compute.start(ComputeConfig(device=device), WORKER)
-    pid = (await worker.submit(Info()), worker.pid)[1]
+    pid = (await worker.submit(Info()), worker.workers[0].pid)[1]
     work = asyncio.ensure_future(worker.submit(WarmUp()))
     await asyncio.sleep(0.2)
     os.kill(pid, signal.SIGKILL)
