@@ -30,8 +30,8 @@ RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
 P2PD_BYTES = 96 << 20
 """What p2pd takes: 64 MiB at first, and more with each peer."""
 GROWTH_BYTES = 160 << 20
-"""What daemon and worker may grow by: freed memory that malloc keeps (stages/ipc/compute.py, MALLOC), records
-of the run.
+"""What daemon and a worker may grow by: freed memory that malloc keeps (MALLOC of ipc/worker_process.py),
+records of the run.
 """
 
 
@@ -134,8 +134,8 @@ def main_memory(limit: int, infos: Sequence[WorkerInfo]) -> MainMemory:
     Raises `LocalError` HP-MEM-004 if the program takes them all.
     """
     daemon = psutil.Process().memory_info().rss
-    workers = sum(info.rss_bytes for info in infos)
-    main = MainMemory(limit=limit, program=daemon + workers + P2PD_BYTES + GROWTH_BYTES)
+    workers = sum(info.rss_bytes + GROWTH_BYTES for info in infos)
+    main = MainMemory(limit=limit, program=daemon + workers + P2PD_BYTES)
     if not main.for_model:
         raise LocalError(
             "HP-MEM-004",
