@@ -29,6 +29,7 @@ from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.worker.executor import Executor
+from hetpeer.stages.worker.freed_memory import give_back
 from hetpeer.stages.worker.holding.held_block import HeldBlock, dump_bytes
 from hetpeer.stages.worker.holding.residence import Residence
 from hetpeer.stages.worker.holding.scratch_file import ScratchFile
@@ -156,6 +157,7 @@ class Engine(Executor):
             self._blocks[spec.index] = held = HeldBlock(
                 spec, prepared.buffers, state, prepared.rules, residence
             )
+        give_back()
         return r.Loaded(version=held.version, digest=digest)
 
     def _ready_for_state(self, block: int) -> _Prepared:
@@ -166,6 +168,7 @@ class Engine(Executor):
     def _unload(self, command: c.Unload) -> r.Done:
         self._prepared.pop(command.block, None)
         self._forget(command.block)
+        give_back()
         return r.Done()
 
     def _forget(self, block: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.worker.freed_memory import give_back
 from hetpeer.stages.worker.holding.residence import Residence
 from hetpeer.stages.worker.holding.stored_vector import InFile, InMemory, StoredVector, pieces
 from hetpeer.stages.worker.tensor_staging import CommandError
@@ -111,7 +112,10 @@ class BlockSlots:
         """Keep one slot fewer in memory until `sum_gone`: the sum of a reduce comes in its place."""
         if not self._reduced and self._residence.sum_among_slots:
             self._reduced = True
+            before = len(list(self._in_memory()))
             self._make_room(0)
+            if len(list(self._in_memory())) < before:
+                give_back()
 
     def sum_gone(self) -> None:
         """Note that the reduce is over."""
