@@ -1,5 +1,5 @@
 """Promises that hold on a CPU, tried on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a
-worker killed at work, a swarm.
+worker killed at work, a place divided among two devices, a swarm.
 
 Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the
 device, TF32 off; what it costs to run a model as a graph there (seconds of the clock, with what is queued on
@@ -23,7 +23,7 @@ import pynvml
 import torch
 from torch import nn
 
-from benchmarks import gpulanes, gpuswarm, overhead, report
+from benchmarks import gpudevices, gpulanes, gpuswarm, overhead, report
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.examples.gpt import GPT
 from hetpeer.peer.daemon.machine_offer import device_offered, on_gpu
@@ -187,8 +187,9 @@ def main() -> int:
     costs = graph_overhead(device)
     offer = asyncio.run(offered(options.device))
     killed = asyncio.run(kill_at_work(options.device))
+    divided = asyncio.run(gpudevices.measure(options.device))
     swarm = asyncio.run(gpuswarm.train(options.device, options.seed))
-    rows = (*models.values(), lanes, swarm)
+    rows = (*models.values(), lanes, divided, swarm)
     met = all(row["met"] for row in rows) and all(bits.values()) and killed["noticed"]
     met = met and offer["known"] and offer["had"]
     figures = {
@@ -199,6 +200,7 @@ def main() -> int:
         "overhead": costs,
         "offered": offer,
         "killed": killed,
+        "divided": divided,
         "swarm": swarm,
         "met": met,
     }
@@ -240,6 +242,11 @@ def show(figures: dict[str, Any]) -> None:
         )
     print(f"  of its memory a volunteer offers: {figures['offered']}")
     print(f"  a worker killed at work: {figures['killed']}")
+    divided = figures["divided"]
+    print(
+        f"  a place divided among {' and '.join(divided['devices'])}, {divided['blocks']} blocks: losses and "
+        f"states as one after the other{'' if divided['met'] else '  MISSED'}"
+    )
     swarm = figures["swarm"]
     print(
         f"  a swarm with one volunteer killed and one on a CPU: {swarm['steps']} of {gpuswarm.STEPS} steps, "

@@ -4,18 +4,18 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
-from hetpeer.peer.training.task_segments import backward_in_segments, forward_in_segments
 from hetpeer.stages.ipc.arena import Arena
-from hetpeer.stages.ipc.block_commands import Backward, ClearStep, Forward
+from hetpeer.stages.ipc.block_commands import ClearStep
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.ipc.worker_process import WorkerDiedError
-from hetpeer.stages.pipeline.division import Division
+from tests.peer.divided_rig import MICROBATCHES, Divided, Result, train
 from tests.stages.compute_rig import (
     Holder,
     cpu_engine,
@@ -27,68 +27,6 @@ from tests.stages.compute_rig import (
 )
 
 WORKER = "hetpeer.averaging.worker_main"
-MICROBATCHES, STEPS = 4, 2
-
-
-class Divided(Holder):
-    """A holder whose blocks are on several devices; forwards and backwards are posted and awaited later."""
-
-    def __init__(self, compute: Compute, blocks: list[Any], ends: tuple[int, ...]) -> None:
-        super().__init__(self.send, compute.arena, blocks, compute.exchange)
-        compute.divide(Division(blocks[0].index, ends))
-        self.compute = compute
-        self.specs = {spec.index: spec for spec in blocks}
-        self.segments = compute.division.segments(self.begin, self.end)
-        self.between: dict[str, list[Any]] = {}
-
-    def send(self, command: Any) -> Any:
-        """Post it now; it may be awaited later."""
-        if isinstance(command, Forward):
-            inside = [self.room(self.specs[end - 1].outputs) for _, end in self.segments[:-1]]
-            self.between[command.task] = inside
-            return self.compute.post_segments(forward_in_segments(command, self.segments, inside, self.specs))
-        if isinstance(command, Backward):
-            inside = [
-                self.room({name: spec for name, spec in self.specs[end].inputs.items() if spec.grad})
-                for _, end in self.segments[:-1]
-            ]
-            self.between[command.task] += inside
-            return self.compute.post_segments(backward_in_segments(command, self.segments, inside))
-        return self.compute.post(command)
-
-    def forget(self, task: str) -> None:
-        self.release(*self.between.pop(task))
-
-
-Result = tuple[list[float], list[bytes]]
-
-
-async def train(holder: Holder, at_once: int) -> Result:
-    """Losses, and the states after STEPS steps with so many microbatches under way."""
-    losses: list[float] = []
-    for step in range(STEPS):
-        tasks = [f"{step}:{number}" for number in range(MICROBATCHES)]
-        for begin in range(0, MICROBATCHES, at_once):
-            some = list(enumerate(tasks))[begin : begin + at_once]
-            forwards = [holder.forward(task, step * MICROBATCHES + number) for number, task in some]
-            done = await asyncio.gather(*forwards)
-            losses += [loss for _, loss, _ in done]
-            # gathered tasks begin in order, and so do the backwards that they post
-            await asyncio.gather(
-                *(holder.backward(task, number % 2, weight=1 / MICROBATCHES) for number, task in some)
-            )
-            for (_, task), (_, _, data) in zip(some, done, strict=True):
-                holder.release(data)
-                if isinstance(holder, Divided):
-                    holder.forget(task)
-        await holder.merge(source=1, target=0)
-        for spec in holder.blocks:
-            total = await holder.export(spec, 0)
-            await holder.apply(spec, total, 0.5)
-            holder.release(total)
-        await holder.submit(ClearStep(step=step))
-    return losses, [await holder.state(spec.index) for spec in holder.blocks]
-
 
 _EXPECTED: list[Result] = []
 
@@ -173,3 +111,21 @@ async def test_the_death_of_one_worker_is_the_end_of_all() -> None:
 async def test_if_one_worker_does_not_start_none_is_left() -> None:
     with pytest.raises(WorkerDiedError):
         await workers("cpu,cuda:99")
+    assert not psutil.Process().children()
+
+
+async def test_all_is_the_processor_where_there_is_no_gpu_and_else_a_worker_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here a worker only claims that there are two: those that are then started do not find them."""
+    alone = await workers("all")
+    assert [worker.device for worker in alone.workers] == ["cpu"]
+    await alone.close()
+
+    async def two(_: Compute) -> list[SimpleNamespace]:
+        return [SimpleNamespace(gpus=2)]
+
+    monkeypatch.setattr(Compute, "infos", two)
+    with pytest.raises(WorkerDiedError):
+        await workers("all")
+    assert not psutil.Process().children()

@@ -95,6 +95,14 @@ def test_a_kind_of_offload_counts_only_if_each_device_has_room() -> None:
     assert none.division.at_work == 2, "by speed alone"
 
 
+def test_workers_on_the_processor_have_one_memory_together() -> None:
+    demands = [PlaceDemand(numbers=BLOCK.numbers)] * 2
+    memory = Offered(device=int(1.5 * GIB), disk=8 * GIB, kinds=tuple(Offload))
+    both = Offer(memory=memory, rooms=(memory.device,) * 2, speeds=(1.0, 1.0))
+    place = PlaceOnDevices.of(0, demands, [1.0, 1.0], both)
+    assert (place.choice.kind, place.fits, place.division.ends) == (Offload.DISK, True, (1, 2))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return make_run(Path(tmp_path_factory.mktemp("devices")))

@@ -47,7 +47,10 @@ class PlaceOnDevices:
         tried = [(choice, sizes) for choice, sizes in choices(demands, offer.memory)]
         for choice, sizes in tried:
             division = divide(begin, sizes, flops, offer.rooms_of_devices, offer.speeds_of_devices)
-            if division is not None and not (choice.missing.host or choice.missing.disk):
+            missing = choice.missing.host + choice.missing.disk
+            if not offer.memory.apart:  # one memory for all
+                missing += choice.missing.device
+            if division is not None and not missing:
                 return cls(demands=demands, choice=choice, division=division, fits=True)
         choice, sizes = min(tried, key=lambda one: one[0].missing.total)
         endless = [sum(sizes)] * len(offer.rooms_of_devices)
