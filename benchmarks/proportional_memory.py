@@ -15,7 +15,8 @@ import psutil
 
 from benchmarks.swarm import Swarm
 
-EVERY_S = 1.0
+EVERY_S = 2.0
+"""A look at a worker with a quarter of GPT-2 takes 5 to 25 ms of a processor, which the swarm lacks."""
 KINDS = {"volunteer": "daemon", "worker": "worker", "volunteer p2pd": "p2pd"}
 MIB = 2**20
 
@@ -58,7 +59,7 @@ class VolunteerMemory:
 
 
 class MemoryWatch:
-    """Looks at all volunteers every second until it is cancelled."""
+    """Looks at all volunteers every EVERY_S seconds until it is cancelled."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm

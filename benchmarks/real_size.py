@@ -7,8 +7,8 @@ seconds later. One process with two threads trains the same microbatches in the 
 AdamW: the first half of its steps before the swarm and the second half after it, so that both meet the
 machine's moods alike.
 
-Compared are the seconds of a step and the held-out losses. Each second the proportional set size of every
-process of every volunteer is read, and compared with `--ram-limit`. `--trace` also says how long each
+Compared are the seconds of a step and the held-out losses. Every two seconds the proportional set size of
+every process of every volunteer is read, and compared with `--ram-limit`. `--trace` also says how long each
 volunteer's worker was busy with what.
 
     python -m benchmarks.real_size
@@ -275,13 +275,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         ("layers", 12, "of the model"),
         ("width", 768, "of the model"),
         ("heads", 12, "of the model"),
-        ("context", 512, "tokens of a sample"),
+        ("context", 256, "tokens of a sample"),
         ("vocabulary", 50_257, "tokens"),
         ("steps", 150, ""),
         ("batch-size", 8, "samples of a step"),
         ("microbatch-size", 1, "samples"),
         ("eval-samples", 8, "held-out samples"),
-        ("checkpoint-every", 10, "steps"),
+        ("checkpoint-every", 20, "steps"),
         ("stages", 4, "blocks are divided into"),
         ("volunteers", 4, ""),
         ("killed", 2, "volunteer that is killed"),
