@@ -75,7 +75,7 @@ def test_devices_as_people_say_them(said: str, kept: str) -> None:
         ("cuda:0,cuda:0", "names a GPU twice"),
         ("cuda,cuda:0", "names a GPU twice"),
         ("gpu", "'gpu' is none of"),
-        ("auto,cpu", "'auto' is none of"),
+        ("auto,cpu", "'auto' stands alone"),
         ("cpu,", "'' is none of"),
         (",".join(["cpu"] * 17), "16 are the most"),
     ],

@@ -71,6 +71,8 @@ def _devices(text: str) -> str:
         return text
     names = [name.strip() for name in text.split(",")]
     for name in names:
+        if name in ("auto", "all"):
+            raise ValueError(f"{name!r} stands alone")
         if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
             raise ValueError(f"{name!r} is none of auto, all, cpu, cuda and cuda:N")
     gpus = [int(name.partition(":")[2] or 0) for name in names if name != "cpu"]
