@@ -297,6 +297,7 @@ COMMANDS = [
     v.MarkSlot(step=3, slot=1 << 40, marking=MARKING),
     v.MarkVector(pieces=(EXTENT, EXTENT), begin=4, marking=MARKING),
     c.Rehearse(block=0),
+    c.LimitScratch(nbytes=1 << 20),
     c.Info(),
     c.Shutdown(),
     Encode(codec="topk-int8", share=0.1, tensors=(("float32", EXTENT),), into=EXTENT),

@@ -14,7 +14,7 @@ from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.owned_daemon import Notifier
-from hetpeer.peer.daemon import volunteer_life
+from hetpeer.peer.daemon import machine_offer, volunteer_life
 from hetpeer.peer.daemon.machine_offer import (
     GROWTH_BYTES,
     P2PD_BYTES,
@@ -33,6 +33,7 @@ from hetpeer.peer.daemon.volunteer_life import (
 from hetpeer.peer.limits.amounts import bytes_text
 from hetpeer.peer.limits.governor import Reason
 from hetpeer.peer.training.volunteer_figures import MainMemory
+from hetpeer.stages.block.device import HostResources
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
 from hetpeer.stages.pipeline.place_memory import Offered
@@ -229,6 +230,20 @@ def test_the_program_itself_takes_its_part_of_the_limit() -> None:
     assert str(main) == f"of 4 GiB the program itself takes {bytes_text(main.program)}"
 
 
+@pytest.mark.parametrize(
+    ("ram", "free", "found", "wanted"),
+    [("4GiB", 5, 4, 4), ("4GiB", 3, 3, 4), ("50%", 3, 1.5, 0), ("100%", 3, 3, 0)],
+)
+def test_no_more_main_memory_is_offered_than_is_free(
+    monkeypatch: pytest.MonkeyPatch, ram: str, free: int, found: float, wanted: int
+) -> None:
+    survey = HostResources(ram_bytes=8 * GIB, ram_free_bytes=free * GIB, cores=1)
+    monkeypatch.setattr(machine_offer.device, "survey", lambda: survey)
+    limits = OwnersLimits(ram=ram, gpu_memory="50%", disk="1GiB", offload="disk")
+    assert limits.ram_bytes() == int(found * GIB)
+    assert limits.ram_wanted() == wanted * GIB
+
+
 def test_a_limit_below_what_the_program_takes_is_refused() -> None:
     info = worker("cpu", 1.0, 2.0)
     with pytest.raises(LocalError, match="HP-MEM-004") as caught:
@@ -251,7 +266,6 @@ def test_device_main_memory_and_disk_are_offered_within_the_owners_limits(
     info: WorkerInfo, offered: Offered
 ) -> None:
     limits = OwnersLimits(ram="4GiB", gpu_memory="50%", disk="1GiB", offload="disk")
-    assert limits.ram_bytes() == 4 * GIB
     assert limits.offered([info], MainMemory(limit=5 * GIB, program=GIB), GIB) == offered
 
 

@@ -28,6 +28,7 @@ from hetpeer.stages.ipc.vector_commands import InspectVector
 from hetpeer.stages.ipc.worker_messages import CommandFailedError, Done
 from hetpeer.stages.ipc.worker_process import WorkerDiedError
 from hetpeer.stages.worker.executor import Executor
+from hetpeer.stages.worker.worker_loop import KILLED_FIRST
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 
 WORKER = "hetpeer.averaging.worker_main"
@@ -254,6 +255,13 @@ async def test_large_tensors_of_a_worker_lie_in_huge_pages():
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) >= 32 << 10
+
+
+async def test_a_worker_dies_before_its_daemon_if_the_system_has_no_memory(compute):
+    own, workers = (
+        int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in ("self", compute.workers[0].pid)
+    )
+    assert own < KILLED_FIRST == workers
 
 
 async def test_a_suspended_worker_stands_still_and_is_killed_at_once(monkeypatch):

@@ -25,6 +25,8 @@ def test_the_tightest_control_group_counts(tmp_path, monkeypatch):
         (directory / "memory.current").write_text(f"{used}\n")
     limits = device._cgroup_memory(root, membership)
     assert limits == [(5000, 4000), (9000, 100)]
+    (root / "memory.stat").write_text("anon 70\ninactive_file 20\nactive_file 10\n")
+    assert device._cgroup_memory(root, membership)[1] == (9000, 80), "what is only cached is free"
     monkeypatch.setattr(device, "_cgroup_memory", lambda *_: limits)
     machine = device.survey()
     assert (machine.ram_bytes, machine.ram_free_bytes) == (5000, 1000)

@@ -255,6 +255,23 @@ async def test_a_sum_stays_in_memory_if_the_file_has_no_room(arena, file, capfd)
     assert all("HP-DISK-007: the scratch file has no room" in line for line in said)
 
 
+async def test_a_place_has_its_part_of_the_file_and_the_next_one_another(arena, file, capfd):
+    scratch = ScratchFile(file, 1 << 30)
+    one = Holder(submitter(cpu_engine(arena, scratch=scratch)), arena, tiny_blocks())
+    for limit, spilled in ((0, False), (1 << 20, True)):
+        await one.submit(c.LimitScratch(nbytes=limit))
+        await one.load(MODEL, KEPT, offload=Offload.NONE)
+        for slot in range(3):
+            await backward(one, slot, slot=slot)
+        assert 0 <= scratch.used <= limit
+        assert (scratch.used > 0) == spilled == ("HP-DISK-007" not in capfd.readouterr().err)
+        for spec in one.blocks:
+            await one.submit(c.Unload(block=spec.index))
+    scratch.take(1)
+    with pytest.raises(ValueError, match="are taken"):
+        scratch.keep_within(1 << 30)
+
+
 async def test_a_block_that_does_not_fit_into_the_file_is_not_loaded_and_takes_nothing(arena, file):
     spec = tiny_blocks()[1]
     scratch = ScratchFile(file, 4 * spec.vector_count + 4096)  # for one of the two moments

@@ -196,6 +196,18 @@ def test_activations_are_recomputed_where_no_kind_of_offload_is_enough() -> None
     assert choose(replace(demand, recomputable=0), Offered(device=9900)).missing == Room(device=700)
 
 
+@given(demands, offers, st.integers(1, 9))
+def test_the_scratch_file_has_its_part_and_gaps_only_of_what_copies_of_states_leave(
+    demand, offered, blocks
+) -> None:
+    choice = choose(demand, offered)
+    limit = choice.scratch_limit(offered.disk, blocks)
+    if choice.fits:
+        assert choice.scratch <= limit <= offered.disk - (choice.room.disk - choice.scratch)
+    plenty = choice.scratch_limit(1 << 40, blocks)
+    assert plenty == (choice.scratch * 9 // 8 + blocks * (1 << 16) if choice.spills else 0)
+
+
 def test_what_a_peer_says_that_nobody_knows_allows_no_offload() -> None:
     assert kinds_of("everything") == kinds_of("") == (NONE,)
     assert kinds_of("auto") == (NONE, HOST, DISK)

@@ -60,8 +60,14 @@ class OwnersLimits:
         )
 
     def ram_bytes(self) -> int:
-        """Bytes of main memory: a number, or a share of what is free now."""
-        return _within(share_or_bytes(self.ram), device.survey().ram_free_bytes)
+        """Bytes of main memory: a number, but no more than is free now, or a share of that."""
+        free = device.survey().ram_free_bytes
+        return min(_within(share_or_bytes(self.ram), free), free)
+
+    def ram_wanted(self) -> int:
+        """Bytes of main memory that the owner allows by a number; 0: a share of what is free."""
+        limit = share_or_bytes(self.ram)
+        return int(limit) if limit > 1 else 0
 
     def disk_bytes(self, folder: Path) -> int:
         """Bytes of the disk that has `folder`, likewise."""

@@ -34,7 +34,7 @@ from hetpeer.peer.daemon.machine_offer import (
 )
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
-from hetpeer.peer.limits.amounts import rate, share
+from hetpeer.peer.limits.amounts import bytes_text, rate, share
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
@@ -120,6 +120,8 @@ async def start_compute(
     governing.computes_on(settings.compute.device, uuids)
     main = main_memory(ram, infos)
     memory = limits.offered(infos, main, disk, [demand_of(manifest, block) for block in manifest.blocks])
+    if ram < limits.ram_wanted():
+        say(f"only {bytes_text(ram)} of main memory are free, and limits.ram allows {limits.ram}")
     say(computes_on(infos, main, memory))
     offer = Offer(
         memory=memory,

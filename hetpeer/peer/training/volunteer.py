@@ -349,6 +349,10 @@ class Volunteer:
         )
         if not on_devices.fits:
             _log.warning("this place is larger than what the devices offer: microbatches may fail here")
+        disk = self.offer.memory.disk
+        scratch = self.offload.scratch_limit(disk, end - begin)
+        await self._compute.submit(c.LimitScratch(nbytes=scratch))
+        self._compute.exchange.share.limit = max(disk - scratch, 0)
         casts = self._manifest.training.keeps_cast and runs_away(
             self.offload.kind, apart=self.offer.memory.apart
         )
@@ -364,7 +368,6 @@ class Volunteer:
         self._specs = held.specs
         if again := sum(spec.recompute for spec in self._specs) - sum(spec.recompute for spec in specs):
             _log.info("%d of %d blocks compute their forward twice, to save memory", again, len(specs))
-        self._compute.exchange.share.limit = max(self.offer.memory.disk - self.offload.scratch, 0)
         try:
             reserve_copies(self._compute.exchange, self._prepared.values())
         except StateRoomError as error:

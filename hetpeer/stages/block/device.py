@@ -44,8 +44,17 @@ def survey() -> HostResources:
     return HostResources(ram_bytes=total, ram_free_bytes=free, cores=len(os.sched_getaffinity(0)))
 
 
+def _old_cache(stat: Path) -> int:
+    """Bytes of cached files that a control group has not used lately; 0 if it does not say."""
+    lines = stat.read_text().splitlines() if stat.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
 def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:
-    """(limit, used) in bytes of this process's control group and those above (cgroup v2), if limited."""
+    """(limit, used) in bytes of this process's control group and those above (cgroup v2), if limited.
+
+    Cached files that nobody has read for a while count as free, as they do outside of groups.
+    """
     if not membership.is_file():
         return []
     line = next((text for text in membership.read_text().splitlines() if text.startswith("0::")), "0::/")
@@ -56,7 +65,7 @@ def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:
             break
         limit, used = directory / "memory.max", directory / "memory.current"
         if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-            found.append((int(text), int(used.read_text())))
+            found.append((int(text), int(used.read_text()) - _old_cache(directory / "memory.stat")))
     return found
 
 

@@ -65,6 +65,12 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
     cast: bool = False
 
 
+class LimitScratch(Command[Done], kind="limit_scratch"):
+    """Use at most `nbytes` of the scratch file from now on; nothing may lie in it yet."""
+
+    nbytes: Count
+
+
 class LoadState(Command[Loaded], kind="load"):
     """Load the state of a prepared block, a file as in state_file.py, in place of any state and slots it
     had.

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from hetpeer.dht.base.file_pieces import OpenFile
 from hetpeer.stages.ipc.arena import Arena
-from hetpeer.stages.ipc.block_commands import ClearStep, DropTask, Info
+from hetpeer.stages.ipc.block_commands import ClearStep, DropTask, Info, LimitScratch
 from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
 from hetpeer.stages.ipc.segmented_work import InSegments, SegmentedWork
 from hetpeer.stages.ipc.vector_commands import DropCopies, MarkSlot, SumVectors
@@ -42,8 +42,8 @@ from hetpeer.stages.pipeline.division import Division
 
 R = TypeVar("R")
 
-FOR_ALL = (ClearStep, DropTask, DropCopies)
-"""Commands that concern whatever a worker holds: each gets them."""
+FOR_ALL = (ClearStep, DropTask, DropCopies, LimitScratch)
+"""Commands that concern whatever a worker holds, or may hold: each gets them."""
 ALL = "all"
 """Name of all GPUs, or of the processor if there is none."""
 

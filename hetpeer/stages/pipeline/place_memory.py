@@ -30,6 +30,9 @@ IN_MEMORY: Final = {Offload.NONE: 2, Offload.HOST: 2, Offload.DISK: 1}
 """Sums of a step and block in memory at most: slots, and in place of one the sum that a reduce makes. The
 others lie in the scratch file.
 """
+GAPS: Final = 8
+PAGES: Final = 1 << 16
+"""The scratch file has an eighth of its part for gaps, and 16 pages for the ends of each block's vectors."""
 CHOICES: Final = {"auto": tuple(Offload), **{kind.value: (kind,) for kind in Offload}}
 """What an owner may choose → the kinds that this allows, in the order in which they are tried."""
 
@@ -228,6 +231,16 @@ class Choice:
     def fits(self) -> bool:
         """Whether the place fits into what is offered."""
         return not self.missing.total
+
+    def scratch_limit(self, disk: int, blocks: int) -> int:
+        """Bytes that the scratch file may have of those of the `disk`, for so many `blocks`.
+
+        That is its part of the room, and if the disk has it something for gaps between places. Copies of
+        states keep theirs.
+        """
+        copies = self.room.disk - self.scratch
+        gaps = self.scratch // GAPS + blocks * PAGES if self.spills else 0
+        return max(min(self.scratch + gaps, disk - copies), 0)
 
 
 def choose(demand: PlaceDemand, offered: Offered) -> Choice:

@@ -111,6 +111,7 @@ class Engine(Executor):
                 c.WarmUp: self._warm_up,
                 c.Rehearse: self._rehearse,
                 c.Info: self._info,
+                c.LimitScratch: self._limit_scratch,
             }
         )
 
@@ -138,6 +139,11 @@ class Engine(Executor):
             cast=command.cast,
         )
         return r.BlockPrepared(dump_bytes=dump_bytes(spec, rules))
+
+    def _limit_scratch(self, command: c.LimitScratch) -> r.Done:
+        if self._scratch is not None:
+            self._scratch.keep_within(command.nbytes)
+        return r.Done()
 
     def _load(self, command: c.LoadState) -> r.Loaded:
         prepared = self._ready_for_state(command.block)

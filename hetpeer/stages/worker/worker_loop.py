@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self
 
 from hetpeer.dht.base import failpoints
@@ -36,6 +37,8 @@ from hetpeer.stages.ipc.worker_messages import (
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 20
+KILLED_FIRST = 500
+"""Added to the kernel's badness of 0 to 1000, the share of memory that a process takes (proc(5))."""
 
 Execute = Callable[[Command[Any]], Result]
 
@@ -54,6 +57,8 @@ def settle_in(options: WorkerOptions) -> None:
         signal.SIGTTOU, signal.SIG_IGN
     )  # of a group in the background: its words are not to stop it
     os.nice(options.nice)
+    with contextlib.suppress(OSError):  # if memory runs out, nobody else's program dies, nor the daemon
+        Path("/proc/self/oom_score_adj").write_text(str(KILLED_FIRST))
 
 
 def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:

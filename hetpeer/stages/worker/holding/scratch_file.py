@@ -26,10 +26,16 @@ class ScratchFile:
 
     def __init__(self, file: OpenFile, limit: int) -> None:
         self._file = file
-        self._limit = limit
-        self._free = FreeList(limit // ALIGNMENT * ALIGNMENT)
         self.used = 0
         """Bytes taken."""
+        self.keep_within(limit)
+
+    def keep_within(self, limit: int) -> None:
+        """Take at most `limit` bytes from now on. Raises ValueError if something is taken."""
+        if self.used:
+            raise ValueError(f"{self.used} bytes of the scratch file are taken")
+        self._limit = limit
+        self._free = FreeList(limit // ALIGNMENT * ALIGNMENT)
 
     def take(self, nbytes: int) -> FilePart:
         """Reserve `nbytes` bytes of undefined content on the disk.
