@@ -2,6 +2,8 @@
 they arrive if nobody else needs what they are added to.
 """
 
+import mmap
+import os
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
-from hetpeer.stages.ipc.arena import Arena
+from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.nameless_file import DiskShare
 from tests.stages.compute_rig import cpu_engine, submitter
 
@@ -120,6 +122,22 @@ async def test_sums_land_in_one_vector_and_tied_ones_are_added_there(arena, bloc
     rig.store.end_step(STEP)
     rig.reduces.end_step(STEP)
     assert arena.used == 0
+
+
+async def test_a_sum_counts_for_no_limit_of_bundles_and_its_pages_go_with_it(arena, tmp_path):
+    rig = Rig(arena)
+    rig.store = TensorStore(arena, SpillFile(tmp_path, DiskShare(1 << 20)))
+    rig.reduces._store = rig.store
+    rig.store.keep_within(4 * SIZE + 2 * ALIGNMENT)  # for a shard and the bundle, and no vector
+    kept = rig.store.put(STEP, memoryview(b"12345678"))
+    rig.store._kept[kept] = None
+    handles = rig.sums(0, drawn(1), (0, SIZE))
+    assert kept.parked is None
+    before = os.fstat(arena.fd).st_blocks * 512
+    rig.store.release_all([kept, *handles])
+    assert os.fstat(arena.fd).st_blocks * 512 <= before - 2 * mmap.PAGESIZE
+    assert arena.used == 0
+    rig.store.close()
 
 
 async def test_of_two_tied_blocks_that_are_ours_each_gets_both_sums(arena):

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,32 @@ def test_released_pages_stay_until_they_are_trimmed():
     assert os.fstat(arena.fd).st_blocks * 512 <= 2 * mmap.PAGESIZE
     assert arena.view(before) == b"x" * 100
     assert arena.view(after) == b"x" * 100
+    arena.close()
+
+
+def test_what_its_pages_take_is_never_more_than_it_says():
+    arena, draws, extents = Arena(8 << 20), random.Random(5), []
+    for _ in range(400):
+        if extents and draws.random() < 0.5:
+            arena.release(extents.pop(draws.randrange(len(extents))), pages=draws.random() < 0.3)
+        elif arena.used < 4 << 20:
+            extents.append(arena.allocate(draws.randrange(1, 200_000)))
+            arena.view(extents[-1])[:] = b"x" * extents[-1].nbytes
+        if draws.random() < 0.05:
+            arena.trim()
+        ends = 2 * mmap.PAGESIZE * 400
+        assert arena.used <= arena.held
+        assert os.fstat(arena.fd).st_blocks * 512 <= arena.held + ends
+    arena.close()
+
+
+def test_pages_of_a_large_extent_can_go_with_it():
+    arena = Arena(8 << 20)
+    big = arena.allocate(4 << 20)
+    arena.view(big)[:] = b"x" * big.nbytes
+    arena.release(big, pages=True)
+    assert arena.held == 0
+    assert os.fstat(arena.fd).st_blocks == 0
     arena.close()
 
 

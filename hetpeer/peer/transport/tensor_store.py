@@ -101,7 +101,10 @@ class TensorStore:
 
     def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
         """Room for a tensor of `step`, `kept` in case it is asked for again. Raises ArenaFullError."""
-        tensor = Tensor(self._allocate(nbytes), step)
+        return self._tensor(step, self._allocate(nbytes, nbytes), kept=kept)
+
+    def _tensor(self, step: StepId, extent: Extent, *, kept: bool = False) -> Tensor:
+        tensor = Tensor(extent, step)
         self._steps.setdefault(step, set()).add(tensor)
         if kept:
             self._kept[tensor] = None
@@ -109,9 +112,9 @@ class TensorStore:
 
     def new_sum(self, step: StepId, nbytes: int) -> Tensor:
         """Room for a block's sum, which counts for no limit here: the place has it. Raises ArenaFullError."""
-        tensor = self.new(step, nbytes)
-        self._sums.add(tensor.extent)
-        return tensor
+        extent = self._allocate(nbytes, 0)
+        self._sums.add(extent)
+        return self._tensor(step, extent)
 
     def put(self, step: StepId, data: memoryview) -> Tensor:
         """A tensor of `step` that holds a copy of `data`. Raises ArenaFullError."""
@@ -256,17 +259,20 @@ class TensorStore:
         """Move `tensor` from the spill file back to the arena, if it is parked. Raises ArenaFullError."""
         if tensor.parked is None or tensor.released:
             return
-        extent = self._allocate(tensor.parked.nbytes)
+        extent = self._allocate(tensor.parked.nbytes, tensor.parked.nbytes)
         self._spill.get(tensor.parked, self._arena.view(extent))
         self._drop_parked(tensor)
         tensor.extent = extent
         self._kept[tensor] = None  # the youngest now
 
-    def _allocate(self, nbytes: int) -> Extent:
-        """Memory in the arena; parks kept tensors, oldest first. Raises ArenaFullError."""
-        self._keep_within(nbytes)
+    def _allocate(self, nbytes: int, counted: int) -> Extent:
+        """Memory in the arena, of which so many bytes count for the limit; parks kept tensors, oldest first.
+
+        Raises ArenaFullError.
+        """
+        self._keep_within(counted)
         held = self._arena.held
-        if held + nbytes > self._most and held - self._arena.used >= TRIM_BYTES:
+        if held + counted > self._most and held - self._arena.used >= TRIM_BYTES:
             self._arena.trim()
         try:
             return self._arena.allocate(nbytes)
@@ -321,8 +327,8 @@ class TensorStore:
             self._sharers[extent] -= 1
             return
         del self._sharers[extent]
+        self._arena.release(extent, pages=extent in self._sums)  # a large one, once a step
         self._sums.discard(extent)
-        self._arena.release(extent)
         if (back := self._lent.pop(extent, None)) is not None:
             back()
 
