@@ -111,8 +111,8 @@ proof-churn: setup
 proof-real-size: setup
 	$(PY) -m benchmarks.real_size
 
-# Seven billion parameters authored and, block by block, fetched and trained: an hour on two cores, 14 GiB of memory,
-# 45 GB of disk.
+# Seven billion parameters authored and, block by block, fetched and trained: twenty minutes on two cores, 14 GiB of
+# memory, 40 GB of disk.
 proof-seven-billion: setup
 	$(PY) -m benchmarks.seven_billion
 
