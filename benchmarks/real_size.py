@@ -11,8 +11,13 @@ Compared are the seconds of a step and the held-out losses. Every two seconds th
 every process of every volunteer is read, and compared with `--ram-limit`. `--trace` also says how long each
 volunteer's worker was busy with what.
 
+With `--swarm-only` no process trains alone: one of 1.3 billion parameters does not fit on this machine, and
+four volunteers that keep what updates need on the disk do.
+
     python -m benchmarks.real_size
     python -m benchmarks.real_size --steps 3 --trace
+    python -m benchmarks.real_size --swarm-only --layers 24 --width 2048 --heads 16 --context 512 --steps 3 \\
+        --batch-size 2 --kill-at 0 --checkpoint-every 3 --recompute --offload disk --ram-limit 5.5GiB
 """
 
 from __future__ import annotations
@@ -52,6 +57,8 @@ BY_STEP, IN_ALL, NEAR = 0.9, 0.85, 1e-5
 held-out losses.
 """
 SIZES = ("layers", "width", "heads", "context", "vocabulary", "steps", "batch_size", "volunteers", "kill_at")
+LARGE = 1_000_000_000
+"""Parameters from which a result is that of the large model."""
 """Options that are kept for the figures to be those of the whole benchmark."""
 MIB = 2**20
 
@@ -105,9 +112,8 @@ def make_run(folder: Path, options: Any) -> RunDirectory:
         "max-samples": 2 * options.steps * options.batch_size + 2 * options.eval_samples,
     }
     where, what = folder / "run", (f"--model=hf:{folder / 'model'}", f"--data={data}", "--packed")
-    hetpeer(
-        "init", str(where), *what, "--unchecked", *(f"--{key}={value}" for key, value in settings.items())
-    )
+    flags = ["--unchecked", *(["--recompute"] if options.recompute else [])]
+    hetpeer("init", str(where), *what, *flags, *(f"--{key}={value}" for key, value in settings.items()))
     return RunDirectory.open(where)
 
 
@@ -153,7 +159,8 @@ class OneProcess:
 
 async def train(run: RunDirectory, folder: Path, options: Any) -> dict[str, Any]:
     """Steps and memory of the swarm, from its first step to its last."""
-    more = ["--threads=1", f"--ram-limit={options.ram_limit}", *(["--trace"] if options.trace else [])]
+    more = ["--threads=1", f"--ram-limit={options.ram_limit}", f"--offload={options.offload}"]
+    more += ["--trace"] if options.trace else []
     async with running(run, folder, options.volunteers, *more) as swarm:
         memory = MemoryWatch(swarm)
         watching = asyncio.create_task(memory.watch())
@@ -207,6 +214,9 @@ def busy(home: Path, steps: int) -> dict[str, float]:
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Half of the one process's steps, the swarm, the other half."""
     run = make_run(folder, options)
+    if options.swarm_only:
+        swarm = await train(run, folder, options)
+        return outcome(run, options, swarm, {})
     alone = await OneProcess.start(run, folder, options.within_s)
     try:
         await alone.first_half()
@@ -214,35 +224,58 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
         held_out = await alone.second_half()
     finally:
         await alone.end()
+    return outcome(
+        run, options, swarm, compared(alone.step_s, swarm, held_out, evaluations(run)[options.steps])
+    )
+
+
+def compared(alone_s: list[float], swarm: dict[str, Any], held_out: float, ours: float) -> dict[str, Any]:
+    """The swarm beside the one process, with steps of `alone_s` seconds: speed, and the held-out losses."""
+    middle = statistics.median(alone_s)
+    return {
+        "one_process": {
+            "threads": THREADS,
+            "step_s": [round(seconds, 3) for seconds in alone_s],
+            "median_s": middle,
+            "held_out": held_out,
+        },
+        "speed": {
+            "by_step": round(middle / statistics.median(swarm["step_s"]), 3),
+            "in_all": round(sum(alone_s) / swarm["all_s"], 3),
+        },
+        "difference": abs(ours - held_out) / held_out,
+    }
+
+
+def outcome(run: RunDirectory, options: Any, swarm: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
+    """All figures; `beside`: those of `compared`, or nothing."""
     verdict, loss = audit(run.path), evaluations(run)
     again = replay(run.path) if options.replay else None
-    ours, theirs = statistics.median(swarm["step_s"]), statistics.median(alone.step_s)
-    speed = {"by_step": theirs / ours, "in_all": sum(alone.step_s) / swarm["all_s"]}
-    difference = abs(loss[options.steps] - held_out) / held_out
     goals = {
-        f"speed by step at least {BY_STEP} of one process": speed["by_step"] >= BY_STEP,
-        f"speed in all at least {IN_ALL}": speed["in_all"] >= IN_ALL,
-        "held-out loss as one process's": difference <= NEAR,
         "every microbatch once": verdict.ok and verdict.steps == options.steps,
         "memory within --ram-limit": swarm["ram_limit_kept"],
     }
+    if beside:
+        goals |= {
+            f"speed by step at least {BY_STEP} of one process": beside["speed"]["by_step"] >= BY_STEP,
+            f"speed in all at least {IN_ALL}": beside["speed"]["in_all"] >= IN_ALL,
+            "held-out loss as one process's": beside["difference"] <= NEAR,
+        }
     if again is not None:
         goals["computed again, bit for bit"] = again.equal == options.steps and not again.problems
+    own = {
+        "median_s": statistics.median(swarm["step_s"]),
+        "held_out": loss[options.steps],
+        "held_out_at_first": loss[0],
+    }
     return {
         "parameters": run.manifest.parameters,
         "blocks": len(run.manifest.blocks),
         "layout": run.manifest.layouts[0],
         "tokens_per_step": options.batch_size * options.context,
         "options": {key: value for key, value in vars(options).items() if key != "json"},
-        "swarm": swarm | {"median_s": ours, "held_out": loss[options.steps], "held_out_at_first": loss[0]},
-        "one_process": {
-            "threads": THREADS,
-            "step_s": [round(seconds, 3) for seconds in alone.step_s],
-            "median_s": theirs,
-            "held_out": held_out,
-        },
-        "speed": {name: round(value, 3) for name, value in speed.items()},
-        "difference": difference,
+        "swarm": swarm | own,
+        **beside,
         "audit": {"ok": verdict.ok, "steps": verdict.steps, "problems": verdict.problems[:3]},
         "goals": goals,
         "met": all(goals.values()),
@@ -250,16 +283,18 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    swarm, alone = figures["swarm"], figures["one_process"]
+    swarm = figures["swarm"]
     print(
         f"{figures['parameters']:,} parameters in {figures['blocks']} blocks, {figures['tokens_per_step']} "
-        f"tokens a step: {swarm['median_s']:.2f} s by the swarm, {alone['median_s']:.2f} s by one process "
-        f"({figures['speed']['by_step']:.2f} by step, {figures['speed']['in_all']:.2f} in all)"
+        f"tokens a step: {swarm['median_s']:.2f} s by the swarm; held-out loss "
+        f"{swarm['held_out_at_first']:.4f} → {swarm['held_out']:.6f}; {swarm['rollbacks']} roll-backs"
     )
-    print(
-        f"held-out loss {swarm['held_out_at_first']:.4f} → {swarm['held_out']:.6f}, one process "
-        f"{alone['held_out']:.6f} ({figures['difference']:.1e}); {swarm['rollbacks']} roll-backs"
-    )
+    if "one_process" in figures:
+        alone, speed = figures["one_process"], figures["speed"]
+        print(
+            f"one process: {alone['median_s']:.2f} s ({speed['by_step']:.2f} by step, {speed['in_all']:.2f} "
+            f"in all), held-out loss {alone['held_out']:.6f} ({figures['difference']:.1e})"
+        )
     for number, memory in swarm["memory"].items():
         parts = ", ".join(f"{kind} {mib:.0f}" for kind, mib in memory["largest_mib"].items())
         print(f"volunteer {number}: {memory['all_mib']:.0f} MiB at most (each at most: {parts})")
@@ -291,6 +326,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument("--text-mib", type=float, default=32.0, help="texts for the BPE (default: 32)")
     parser.add_argument("--ram-limit", default="4GiB", help="of each volunteer (default: 4GiB)")
+    parser.add_argument("--offload", default="auto", help="of each volunteer (default: auto)")
+    parser.add_argument("--recompute", action="store_true", help="as of `init`")
+    parser.add_argument("--swarm-only", action="store_true", help="no process trains alone")
     parser.add_argument("--within-s", type=float, default=7200.0, help="longest time of a part of the run")
     parser.add_argument("--replay", action="store_true", help="compute all again and compare: as long again")
     parser.add_argument("--trace", action="store_true", help="say how long workers were busy with what")
@@ -302,7 +340,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hetpeer-real-size-") as folder:
         figures = asyncio.run(measure(options, Path(folder)))
     whole = all(getattr(options, name) == getattr(parsed(()), name) for name in SIZES)
-    return report.finish("real-size" if whole else "real-size-some", figures, options, show)
+    large = options.swarm_only and figures["parameters"] >= LARGE
+    name = "real-size-large" if large else "real-size" if whole else "real-size-some"
+    return report.finish(name, figures, options, show)
 
 
 if __name__ == "__main__":
