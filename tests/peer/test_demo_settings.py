@@ -122,7 +122,7 @@ def test_a_misspelt_variable_is_not_overlooked(name: str, meant: str) -> None:
         ({"when.mode": "sometimes"}, "'always'"),
         ({"when.mode": "schedule"}, "needs hours"),
         ({"network.port": 70000}, "less than or equal"),
-        ({"compute.device": "gpu"}, "'gpu' is none of auto, cpu, cuda and cuda:N"),
+        ({"compute.device": "gpu"}, "'gpu' is none of auto, all, cpu, cuda and cuda:N"),
         ({"compute.device": "cuda0"}, "'cuda0' is none of"),
         ({"network.host": "localhost"}, "IPv4 or IPv6"),
     ],

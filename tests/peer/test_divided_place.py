@@ -109,15 +109,17 @@ async def test_the_death_of_one_worker_is_the_end_of_all() -> None:
 
 
 async def test_if_one_worker_does_not_start_none_is_left() -> None:
+    before = psutil.Process().children()
     with pytest.raises(WorkerDiedError):
         await workers("cpu,cuda:99")
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before
 
 
 async def test_all_is_the_processor_where_there_is_no_gpu_and_else_a_worker_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Here a worker only claims that there are two: those that are then started do not find them."""
+    before = psutil.Process().children()
     alone = await workers("all")
     assert [worker.device for worker in alone.workers] == ["cpu"]
     await alone.close()
@@ -128,4 +130,4 @@ async def test_all_is_the_processor_where_there_is_no_gpu_and_else_a_worker_for_
     monkeypatch.setattr(Compute, "infos", two)
     with pytest.raises(WorkerDiedError):
         await workers("all")
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before

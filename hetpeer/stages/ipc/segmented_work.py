@@ -153,7 +153,10 @@ class SegmentedWork:
 
 
 CALLED_OFF = CommandFailed(
-    code="HP-WORK-001", what="the work was called off", why="its step or its place is over", fix=""
+    code="HP-WORK-001",
+    what="the work was called off",
+    why="its step or its place is over",
+    fix="nothing: what is still to be done is done again",
 )
 
 
