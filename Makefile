@@ -107,7 +107,7 @@ proof-churn: setup
 	$(PY) -m benchmarks.histories
 	$(PY) -m benchmarks.mutants
 
-# GPT-2 by four volunteers on this machine, beside one process: 150 steps of each, two hours on two cores.
+# GPT-2 by four volunteers on this machine, beside one process: 150 steps of each, an hour on two cores.
 proof-real-size: setup
 	$(PY) -m benchmarks.real_size
 
