@@ -42,7 +42,7 @@ HOME_GPU = Offered(device=8 * GIB, host=16 * GIB, disk=64 * GIB, kinds=kinds_of(
 NEAR = 0.1
 """Largest accepted excess of measured memory, relative to what was planned."""
 PROCESS_BYTES = 160 << 20
-"""What a worker takes besides: libraries that its first block loads, buffers of pieces."""
+"""Bytes that a worker takes besides: libraries that its first block loads, buffers of pieces."""
 EVERY_S = 0.2
 MODEL = """
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -20,7 +20,7 @@ Result = tuple[list[float], list[bytes]]
 
 
 class Workers(Protocol):
-    """What a divided holder needs of `Compute`."""
+    """Parts that a divided holder needs of `Compute`."""
 
     arena: Arena
     exchange: NamelessFile

@@ -33,7 +33,7 @@ _EXPECTED: list[Result] = []
 
 @pytest.fixture
 async def expected() -> Result:
-    """What one device makes of it, in this process."""
+    """Results of one device, in this process."""
     if not _EXPECTED:
         torch.set_num_threads(1)
         arena = Arena(32 << 20)

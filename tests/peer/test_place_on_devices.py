@@ -1,4 +1,4 @@
-"""What several devices offer together, how a place is divided among them, and the room for microbatches."""
+"""Offers of several devices together, how a place is divided among them, and the room for microbatches."""
 
 from pathlib import Path
 

@@ -241,7 +241,7 @@ async def test_close_ends_a_busy_worker_in_time(monkeypatch):
     not HUGE.exists() or "[never]" in HUGE.read_text(), reason="the kernel gives no huge pages"
 )
 async def test_large_tensors_of_a_worker_lie_in_huge_pages():
-    """What a worker's environment makes of a tensor, in a child of the same environment."""
+    """A tensor under a worker's environment, in a child of the same environment."""
     compute = await Compute.start(CONFIG, WORKER)
     environment = psutil.Process(compute.workers[0].pid).environ()
     await compute.close()

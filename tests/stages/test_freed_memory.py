@@ -1,4 +1,4 @@
-"""What malloc keeps of freed memory goes back to the system when it is told to."""
+"""Freed memory that malloc keeps goes back to the system when it is told to."""
 
 import ctypes
 

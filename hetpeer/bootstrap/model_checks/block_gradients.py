@@ -47,7 +47,7 @@ class BlockGradients:
         self._left = [unpack_block(pack_block(spec)) for spec in specs]  # as a volunteer gets it
         """Blocks whose gradients are still to be computed."""
         self._entered: list[dict[str, Tensor]] = []
-        """What enters each of them."""
+        """Tensors that enter each of them."""
         self._seeds: dict[str, Tensor] = {}
         """Gradients of what leaves the last of them."""
         uses = Counter(name for spec in specs for name in spec.parameter_specs)

@@ -1,4 +1,4 @@
-"""What ends a stream whose peer is late: a deadline, and a guard that an incomplete frame makes progress."""
+"""Ends of a stream whose peer is late: a deadline, and a guard that an incomplete frame makes progress."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ MAX_ARITHMETIC = 200
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
 """Share and least bytes of GPU memory that are not offered: for kernels, scratch space and fragmentation."""
 P2PD_BYTES = 96 << 20
-"""What p2pd takes: 64 MiB at first, and more with each peer."""
+"""Bytes that p2pd takes: 64 MiB at first, and more with each peer."""
 GROWTH_BYTES = 160 << 20
-"""What daemon and a worker may grow by: freed memory that malloc keeps (MALLOC of ipc/worker_process.py),
+"""Bytes by which daemon and a worker may grow: freed memory kept by malloc (MALLOC of worker_process.py),
 records of the run.
 """
 
@@ -183,5 +183,5 @@ def device_names(infos: Sequence[WorkerInfo]) -> str:
 
 
 def arithmetics(infos: Sequence[WorkerInfo]) -> str:
-    """What decides the last bits on any of the devices, as the event log takes it. Pure."""
+    """Text of what decides the last bits on any of the devices, as the event log takes it. Pure."""
     return " + ".join(dict.fromkeys(info.arithmetic for info in infos))[:MAX_ARITHMETIC]

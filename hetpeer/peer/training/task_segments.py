@@ -73,7 +73,7 @@ def _backpropagated(parts: Sequence[Backpropagated]) -> Backpropagated:
 
 
 def _rounding(parts: Sequence[Rounding]) -> Rounding:
-    """What rounding makes of the whole, from the `parts`, the last segment first.
+    """Effect of rounding on the whole, from the `parts`, the last segment first.
 
     What one segment's rounding becomes in the next is not in it: the factor ROOM is far larger.
     """

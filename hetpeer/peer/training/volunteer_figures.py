@@ -70,7 +70,7 @@ class MainMemory:
 
     limit: int = 0
     program: int = 0
-    """What daemon, worker and p2pd take without anything of a model."""
+    """Bytes that daemon, worker and p2pd take without anything of a model."""
 
     @property
     def for_model(self) -> int:

@@ -51,7 +51,7 @@ AT_WORK = frozenset(
     }
 )
 SHOWN = ("limits.", "when.", "compute.offload")
-"""What the names of the settings on the page begin with."""
+"""Beginnings of the names of the settings on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

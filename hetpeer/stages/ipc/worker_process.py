@@ -91,7 +91,7 @@ class WorkerProcess:
         self.exited: asyncio.Future[None] = loop.create_future()
         """Done once the process has ended."""
         self.device = ""
-        """What it computes on, once it has answered: `cpu`, `cuda:1`."""
+        """Device that it computes on, once it has answered: `cpu`, `cuda:1`."""
         self._pidfd = os.pidfd_open(process.pid)
         loop.add_reader(self._pidfd, self._process_ended)
 

@@ -1,4 +1,4 @@
-"""What malloc keeps of freed memory, for the system (docs/limits.md, "RAM").
+"""Return of freed memory that malloc keeps to the system (docs/limits.md, "RAM").
 
 Tensors of less than 32 MiB lie in malloc's heap, where pages stay for the next tensor (ipc/worker_process.py,
 MALLOC). After a large change of what is held they would be counted for nothing.
