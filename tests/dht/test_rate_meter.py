@@ -142,3 +142,30 @@ def test_nothing_is_known_before_enough_has_passed():
     line = Line(1e6)
     line.send(line.send(0.0, GROUP_BYTES - 1) + 1.0, 1)
     assert line.meter.rate == 0.0
+
+
+def test_bytes_over_no_time_are_no_rate():
+    """As on loopback: every frame is here at once. Such a line was shown as one of 524,288,000 Mbit/s."""
+    line, now = Line(float("inf")), 0.0
+    for _ in range(400):
+        line.send(now, 0)
+        now = line.send(now, 64 * KIB) + 0.01
+    assert line.meter.rate == 0.0
+
+
+def test_one_late_frame_after_many_that_took_no_time_is_no_rate():
+    line, now = Line(float("inf")), 0.0
+    for late_s in (*[0.0] * 400, 0.006):
+        line.send(now, 0)
+        now = line.send(now, 64 * KIB, late_s) + 0.01
+    assert line.meter.rate <= 64 * KIB / 0.006 * 1.01, "the bytes of the others had no time of their own"
+
+
+def test_a_rate_has_enough_bytes_and_time_behind_it():
+    """Bytes enough, and the line never idle, but in less time than wake-ups differ by."""
+    line = Line(1e9)
+    line.send(0.0, 0)
+    for sent in range(40):
+        line.send(0.0, 16 * KIB)
+        assert sent >= 30 or line.meter.rate == 0.0, "half a millisecond is 30.5 frames"
+    assert line.meter.rate == pytest.approx(1e9, rel=0.01)

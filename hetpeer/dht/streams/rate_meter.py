@@ -9,6 +9,9 @@ As long as no frame without payload has met an idle link (at the start of a run 
 delay is that of a bundle and includes its transfer. Then only the bytes and seconds by which another frame
 exceeds it can be timed: n - n0 bytes in `whole - here`. Bundles of one size tell nothing then unless one
 queued behind another.
+
+A rate needs bytes and time behind it: GROUP_BYTES and GROUP_S. On loopback a frame can be as fast as the
+fastest one without payload; so it took no time that could be measured, and says nothing of the rate.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ WINDOW_S = 120.0
 """Seconds for which a least delay counts: clocks drift, routes change."""
 GROUP_BYTES = 1 << 16
 """Least bytes of one measurement."""
+GROUP_S, TICK_S = 5e-4, 1e-6
+"""Least seconds of one measurement, and of one frame on an idle link. In less, a rate is noise of clocks and
+wake-ups.
+"""
 GROUP_FRAMES = 24
 """Frames of one measurement on a busy link; streams interleave, so a few count too early or too late."""
 FIRST_FRAMES, SLOW_FRAMES, SLOW_S = 6, 3, 0.5
@@ -47,7 +54,8 @@ class _Group(NamedTuple):
 
     @property
     def rate(self) -> float:
-        return self.nbytes / max(self.seconds, 1e-9)
+        """Bytes/s; `seconds` are GROUP_S at least in those that are kept."""
+        return self.nbytes / self.seconds
 
 
 class _Least:
@@ -96,7 +104,7 @@ class RateMeter:
         self._last = now
         if here >= began:  # the link was idle before
             self._close()
-            if nbytes < MORE * own:
+            if nbytes < MORE * own or now - here < TICK_S:
                 return
             began, nbytes = here, nbytes - own
         frames, so_far, seconds = self._group
@@ -110,7 +118,7 @@ class RateMeter:
         return not self._groups and self._group.frames >= SLOW_FRAMES and self._group.seconds >= SLOW_S
 
     def _close(self) -> None:
-        if self._group.nbytes < GROUP_BYTES and not self._slow:
+        if (self._group.nbytes < GROUP_BYTES or self._group.seconds < GROUP_S) and not self._slow:
             return
         self._groups.append(self._group)
         self._group = _Group()
