@@ -18,10 +18,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
+import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import Amount, Count, Label, Share, first_wrong
+from hetpeer.dht.kademlia.records import MAX_PAYLOAD
 from hetpeer.dht.kademlia.table import SHARDS, shard_of
 from hetpeer.dht.node.node import Node
 
@@ -105,7 +107,9 @@ class Advert(BaseModel):
     waits_data: Share = 0.0
     waits_room: Share = 0.0
     uplink: Amount = 0.0
-    """Bytes/s sent while several links are busy; 0: unknown."""
+    """Bytes/s that its line sends: in traffic, or in its probe before there was any; 0: unknown."""
+    downlink: Amount = 0.0
+    """Bytes/s that its line receives, by its probe; 0: unknown."""
     flops_per_second: Amount = 0.0
     """FLOP/s that its worker reaches on its blocks; a guess before it has tried."""
     product_flops: Amount = 0.0
@@ -114,6 +118,8 @@ class Advert(BaseModel):
     """Memory offered for blocks: the GPU's, or main memory if the processor computes."""
     host_bytes: Count = 0
     """Main memory offered beside a GPU."""
+    gpu_bytes: Count = 0
+    """Memory that its GPUs offer, added up; 0: it computes on the processor, or its version does not say."""
     disk_bytes: Count = 0
     """Disk offered for what does not fit into memory."""
     offload: Label = ""
@@ -131,6 +137,14 @@ class Advert(BaseModel):
     def to_map(self) -> dict[str, Any]:
         """The map for the DHT without fields at their defaults; no tuples: hivemind writes them otherwise."""
         return self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
+
+    def fitting(self) -> Advert:
+        """The advert without as many of its last addresses, then links, as a DHT record has no room for."""
+        advert = self
+        while len(msgpack.packb(advert.to_map())) > MAX_PAYLOAD and (advert.addresses or advert.links):
+            field = "addresses" if advert.addresses else "links"
+            advert = advert.model_copy(update={field: getattr(advert, field)[:-1]})
+        return advert
 
     @classmethod
     def from_map(cls, value: Mapping[str, Any], *, peer: str) -> Advert:
@@ -160,8 +174,12 @@ class Roster:
             node.dht.declare(f"{self._prefix}/{shard}", partial(_is_of, shard))
 
     async def publish(self, advert: Advert, *, ttl_s: float = ADVERT_TTL_S) -> bool:
-        """Show `advert` for `ttl_s` seconds; False if no node took it. Raises `RemoteError` on a timeout."""
-        return await self._node.dht.store(self._key(self._node.peer_id), advert.to_map(), ttl_s=ttl_s)
+        """Show `advert`, as far as it fits, for `ttl_s` seconds; False if no node took it.
+
+        Raises `RemoteError` on a timeout.
+        """
+        value = advert.fitting().to_map()
+        return await self._node.dht.store(self._key(self._node.peer_id), value, ttl_s=ttl_s)
 
     async def read(self) -> dict[str, Advert]:
         """Peer id → newest advert; invalid adverts are left out. Raises `RemoteError` on a timeout."""

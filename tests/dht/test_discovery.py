@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.discovery import Advert
+from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.records import MAX_KEY, MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 from hetpeer.dht.kademlia.table import KnownKeys, digest
@@ -160,11 +160,56 @@ def test_an_advert_survives_the_round_trip() -> None:
         loss=3.5,
         tokens_per_second=12.0,
         memory_bytes=2**33,
-        device="cpu",
+        host_bytes=2**34,
+        gpu_bytes=2**34,
+        uplink=2.5e6,
+        downlink=12.5e6,
+        device="2 x A10",
     )
     packed = msgpack.packb(advert.to_map())
     assert len(packed) < MAX_PAYLOAD
     assert Advert.from_map(msgpack.unpackb(packed), peer="p") == advert
+
+
+def test_the_fullest_advert_fits_into_a_record(alice: Identity, rule: OwnerValidator) -> None:
+    """Every field set, as long as it gets; 8 addresses as they are: IPv6 or a relay's, with a peer id."""
+    long = 1_234_567.890123
+    whole = {
+        name: (1 << 40 if info.annotation is int else long if info.annotation is float else "x" * 32)
+        for name, info in Advert.model_fields.items()
+        if info.annotation in (int, float, str)
+    }
+    link = LinkNote(
+        to="x" * 8,
+        rate=12_345_678.0,
+        trip_s=0.1234,
+        activation_bytes=1 << 30,
+        gradient_bytes=1 << 30,
+        ratio=99.25,
+        saved_bytes=1 << 40,
+        path="through " + "x" * 8,
+    )
+    places = tuple(
+        f"/ip6/2001:db8:1234:5678:9abc:def0:1234:{n}/tcp/31330/p2p/{alice.peer_id}" for n in range(8)
+    )
+    words = {
+        "version": 1,
+        "role": "volunteer",
+        "state": "disconnected",
+        "reach": "private",
+        "offload": "auto",
+    }
+    lists = {"addresses": places, "relays": ("x" * 8,) * MAX_LINKS, "links": (link,) * MAX_LINKS}
+    shares = {"computes": 0.333, "waits_data": 0.333, "waits_room": 0.333, "varies": 0.123, "loss": long}
+    full = Advert(**whole | words | lists | shares)
+    assert full.to_map().keys() == Advert.model_fields.keys()
+    shown = full.fitting()
+    assert rule.validate(signed(alice, shown.to_map()))
+    assert 5 <= len(shown.addresses) < len(places), "the first addresses are the ones that others reach"
+    assert shown.addresses == places[: len(shown.addresses)]
+    assert shown.model_copy(update={"addresses": places}) == full, "nothing else is lost"
+    usual = full.model_copy(update={"addresses": places[:5]})
+    assert usual.fitting() is usual
 
 
 def test_names_lose_everything_but_printable_ascii_and_their_tail() -> None:

@@ -52,6 +52,15 @@ def test_of_gpus_so_much_counts_as_can_be_divided() -> None:
     assert LIMITS.offered(gpus, MAIN, GIB, [huge]).device == int(9.5 * GIB), "as much as the larger alone"
 
 
+@pytest.mark.parametrize("ram_gib", [2, 64])
+def test_main_memory_does_not_bound_what_gpus_offer(ram_gib: int) -> None:
+    """Two GPUs and the processor: what the GPUs offer is theirs, however little main memory there is."""
+    machine = [worker("cuda:0", 10.0), worker("cuda:1", 5.0), worker("cpu")]
+    main = MainMemory(limit=ram_gib * GIB, program=GIB)
+    assert LIMITS.gpu_bytes(machine, main) == int(14.25 * GIB)
+    assert LIMITS.gpu_bytes([worker("cpu")], main) == 0
+
+
 def test_the_processor_beside_a_gpu_has_half_of_main_memory_and_alone_all_of_it() -> None:
     both = [worker("cuda:0", 10.0), worker("cpu")]
     assert LIMITS.rooms(both, MAIN) == [int(9.5 * GIB), FOR_PLACES // 2]

@@ -171,6 +171,24 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     assert [note.path for note in notes] == ["through he relay", "direct", "direct", "direct"]
 
 
+def test_what_a_peer_offers_before_it_has_a_place(run: RunDirectory) -> None:
+    gib = 1 << 30
+    gpu = {"memory_bytes": 21 * gib, "gpu_bytes": 42 * gib, "host_bytes": 12 * gib, "device": "2 x A10"}
+    found = look(
+        run,
+        new=volunteer(0, 0, name="attic", state="joining", uplink=2.5e6, downlink=12.5e6, **gpu),
+        old=volunteer(0, 1, name="cellar", memory_bytes=3 * gib),
+    )
+    rows = {row.split()[3]: row for row in lines(found) if row.startswith("peer")}
+    assert rows["attic"].endswith("2 x A10  42 GiB GPU, 12 GiB RAM  20.0 Mbit/s up, 100.0 Mbit/s down"), rows[
+        "attic"
+    ]
+    assert rows["cellar"].endswith("step 0  3 GiB RAM")
+    (row,) = [row for row in found.document()["peers"] if row["name"] == "attic"]
+    told = {key: row[key] for key in ("ram_bytes", "gpu_bytes", "uplink", "downlink")}
+    assert told == {"ram_bytes": 12 * gib, "gpu_bytes": 42 * gib, "uplink": 2.5e6, "downlink": 12.5e6}
+
+
 def test_who_is_reached_how(run: RunDirectory) -> None:
     adverts = {
         "open": volunteer(0, 1, name="alpha", reach="public", reach_peers=2),

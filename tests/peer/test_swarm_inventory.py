@@ -94,6 +94,22 @@ def test_what_was_measured_and_what_is_taken_for_the_rest(run: RunDirectory) -> 
     assert found.between_s == 0.4
 
 
+def test_a_downlink_is_that_of_the_probe_unless_more_came_over_a_link(run: RunDirectory) -> None:
+    """2 MB/s arrive at FRONT although it says 1; BACK says 0.5, less than its uplink; nobody knows of NEW."""
+    note = LinkNote(to=FRONT[-8:], rate=2e6)
+    adverts = {
+        FRONT: volunteer(uplink=1e6, downlink=1e6),
+        BACK: volunteer(uplink=4e6, downlink=5e5, links=(note,)),
+        NEW: volunteer(uplink=3e6),
+    }
+    found = inventory(run.manifest, adverts)
+    down = {peer: device["down_mbps"] for peer, device in zip(found.peers, found.devices, strict=True)}
+    assert down == {FRONT: 16.0, BACK: 4.0, NEW: 24.0}
+    rates = np.array(found.bandwidth_gbit_s)
+    new, back = found.peers.index(NEW), found.peers.index(BACK)
+    assert rates[new, back] == 0.004, "a line is no faster than its far end takes"
+
+
 def test_what_sums_take_does_not_lie_between_two_steps(run: RunDirectory) -> None:
     """Two hold the same blocks, so that each sends its half of a sum and half of the gradients, at 1 MB/s."""
     gradient_mb = 4 * sum(block.vector_count for block in run.manifest.blocks) / 1e6

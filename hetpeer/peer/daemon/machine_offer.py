@@ -83,6 +83,11 @@ class OwnersLimits:
         part = place if on_cpu == len(infos) else max(place // (2 * max(on_cpu, 1)), 1)
         return [device_offered(info, share(self.gpu_memory)) if on_gpu(info) else part for info in infos]
 
+    def gpu_bytes(self, infos: Sequence[WorkerInfo], main: MainMemory) -> int:
+        """Bytes of the workers' rooms that are memory of GPUs; main memory bounds none of them. Pure."""
+        rooms = zip(self.rooms(infos, main), infos, strict=True)
+        return sum(room for room, info in rooms if on_gpu(info))
+
     def beside_gpus(self, infos: Sequence[WorkerInfo], main: MainMemory) -> int:
         """Bytes of main memory that are rooms of workers beside a GPU. Pure."""
         rooms = zip(self.rooms(infos, main), infos, strict=True)

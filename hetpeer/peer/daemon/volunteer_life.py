@@ -130,6 +130,7 @@ async def start_compute(
         flops_per_second=sum(speeds),
         rooms=tuple(limits.rooms(infos, main)),
         beside_gpus=limits.beside_gpus(infos, main),
+        gpu_bytes=limits.gpu_bytes(infos, main),
         speeds=speeds,
         name=settings.node.name,
         arithmetic=arithmetics(infos),

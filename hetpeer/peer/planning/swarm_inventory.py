@@ -178,8 +178,13 @@ class _Lines:
         arriving = {
             p: max((r for (_, to), r in self._rates.items() if to == p), default=0.0) for p in adverts
         }
-        self.down = {peer: max(arriving[peer], self.up[peer]) for peer in adverts}
-        """Bytes/s that reach each; no line is taken to be slower than the uplink."""
+        self.down = {
+            peer: max(arriving[peer], believed(advert.downlink) or self.up[peer])
+            for peer, advert in adverts.items()
+        }
+        """Bytes/s that reach each: as its probe found, but no less than what came over a link; without a
+        probe no downlink is taken to be slower than the uplink.
+        """
         wide = dict.fromkeys(fronts, LINE_MBPS * MEGA / BITS)
         self.up |= wide
         self.down |= wide

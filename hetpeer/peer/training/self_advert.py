@@ -113,6 +113,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         flops_per_second=float(round(member.hello.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),
         **volunteer.offer.hello_fields(),
+        gpu_bytes=volunteer.offer.gpu_bytes,
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),
         **reach_fields(node),

@@ -94,6 +94,8 @@ class Offer:
     """Bytes that a place may take on each device; empty: there is one."""
     beside_gpus: int = 0
     """Bytes of these that are main memory beside a GPU."""
+    gpu_bytes: int = 0
+    """Bytes of these that are memory of GPUs; 0: the processor computes."""
     speeds: tuple[float, ...] = ()
     """FLOP/s of each device; empty: there is one."""
     uplink: float = 0.0

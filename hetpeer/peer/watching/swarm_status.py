@@ -30,6 +30,14 @@ class PeerRow:
     waits_room: float
     """Share spent waiting for room for results, here or at the next peer; the rest waits for a step."""
     device: str
+    ram_bytes: int
+    """Main memory that it offers to a place; 0: unknown, as for the next three."""
+    gpu_bytes: int
+    """Memory of its GPUs that it offers; 0 also if the processor computes."""
+    uplink: float
+    """Bytes/s that its line sends."""
+    downlink: float
+    """Bytes/s that its line receives."""
     reach: str
     """public: others can connect; private: they cannot; unknown; empty: not published."""
     reach_peers: int

@@ -67,7 +67,20 @@ def tables(found: SwarmStatus, here: Here | None = None) -> RenderableType:
     stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for blocks, count, who in _stages(found):
         stages.add_row(*map(Text, (blocks, count, who)), style="red" if count == "0" else "")
-    columns = ("peer", "role", "name", "state", "blocks", "step", "speed", "busy", "device", "reached")
+    columns = (
+        "peer",
+        "role",
+        "name",
+        "state",
+        "blocks",
+        "step",
+        "speed",
+        "busy",
+        "device",
+        "memory",
+        "line",
+        "reached",
+    )
     peers = Table(*columns, box=None)
     peers.header_style = "dim"
     for row in found.peers:
@@ -253,11 +266,24 @@ def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
 
 
 def _peer_cells(row: PeerRow, found: SwarmStatus, blocks: str) -> list[str]:
-    """Role, name, state, blocks, step, speed, load of the worker, device, how the peer is reached."""
+    """Role, name, state, blocks, step, speed, load of the worker, device, memory, line, way to the peer."""
     speed = f"{row.tokens_per_second:,.0f} {found.run.unit}/s" if row.tokens_per_second else ""
     reached = _reached(row, _names(found))
     step = f"step {row.step}"
-    return [row.role, row.name, row.state, blocks, step, speed, _busy(row), row.device, reached]
+    offers = [row.device, _memory(row), _line(row)]
+    return [row.role, row.name, row.state, blocks, step, speed, _busy(row), *offers, reached]
+
+
+def _memory(row: PeerRow) -> str:
+    """Memory that a peer offers: `21 GiB GPU, 14 GiB RAM`; empty while it is unknown."""
+    kinds = ((row.gpu_bytes, "GPU"), (row.ram_bytes, "RAM"))
+    return ", ".join(f"{bytes_text(nbytes)} {kind}" for nbytes, kind in kinds if nbytes)
+
+
+def _line(row: PeerRow) -> str:
+    """Line of a peer: `20.0 Mbit/s up, 100.0 Mbit/s down`; empty while it is unknown."""
+    ways = ((row.uplink, "up"), (row.downlink, "down"))
+    return ", ".join(f"{_speed(rate)} {way}" for rate, way in ways if rate)
 
 
 def _busy(row: PeerRow) -> str:
