@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.moves import Move, MovePromise, MoveResult, demand
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
@@ -18,14 +20,23 @@ from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.device_files import devices_in
-from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, _lines, cutting, proposal
+from hetpeer.peer.planning.replan import (
+    HORIZON,
+    RememberedLinks,
+    Seating,
+    _lines,
+    comparable,
+    cutting,
+    proposal,
+    stakes,
+)
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.peer.reliable import plan_proposer
 from hetpeer.peer.reliable.plan_proposer import AGAIN_S, LONGEST_S, SETTLED_S, PlanProposer, ProposalTiming
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.pipeline.place_memory import IN_FLIGHT, PlaceDemand
-from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, Stakes
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import make_run
 
@@ -52,19 +63,20 @@ def seating(**places: tuple[int, tuple[int, int]]) -> Seating:
 
 def asked(
     run: RunDirectory, adverts: dict[str, Advert], seats: Seating, looks: int = 2000
-) -> Proposal | None:
+) -> Arrangement | None:
     left = iter(range(looks))
     return proposal(
-        run.manifest, adverts, seats, steps_left=1000, seed=1, on=lambda: next(left, None) is not None
+        run.manifest, adverts, seats, Stakes(steps=1000), seed=1, on=lambda: next(left, None) is not None
     )
 
 
 def test_who_is_left_takes_over_what_nobody_comes_for(run: RunDirectory) -> None:
     found = asked(run, {"a": advert(1e9)}, seating(a=(0, (0, 2))))
     assert found is not None
-    assert found.arrangement.seats == {"a": (0, (0, BLOCKS))}
-    assert found.arrangement.fault(BLOCKS) is None
-    assert (found.before_s, found.moved) == (float("inf"), 2)
+    assert found.seats == {"a": (0, (0, BLOCKS))}
+    assert found.fault(BLOCKS) is None
+    assert found.promise is not None
+    assert (found.promise.before_s, found.promise.blocks) == (None, 2)
 
 
 def test_slow_and_fast_change_their_shares(run: RunDirectory) -> None:
@@ -72,11 +84,13 @@ def test_slow_and_fast_change_their_shares(run: RunDirectory) -> None:
     adverts = {"fast": advert(1e7), "slow": advert(1e5)}
     found = asked(run, adverts, seating(fast=(0, (0, 2)), slow=(0, (2, 4))))
     assert found is not None
-    assert found.after_s < found.before_s
-    assert found.arrangement.seats.keys() == adverts.keys()
-    _, (begin, end) = found.arrangement.seats["fast"]
+    assert found.promise is not None
+    assert found.promise.before_s is not None
+    assert found.promise.after_s < found.promise.before_s
+    assert found.seats.keys() == adverts.keys()
+    _, (begin, end) = found.seats["fast"]
     assert end - begin >= 3
-    assert found.arrangement.fault(BLOCKS) is None
+    assert found.fault(BLOCKS) is None
 
 
 def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
@@ -85,9 +99,9 @@ def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
     seats = seating(a=(0, (0, 2)), slow=(0, (2, 4)), b=(1, (0, 2)))
     found = asked(run, adverts, seats)
     assert found is not None
-    assert found.arrangement.seats.keys() == adverts.keys()
-    assert found.arrangement.fault(BLOCKS) is None
-    fast = [found.arrangement.seats[peer] for peer in "ab"]
+    assert found.seats.keys() == adverts.keys()
+    assert found.fault(BLOCKS) is None
+    fast = [found.seats[peer] for peer in "ab"]
     covered = {block for _, place in fast for block in range(*place)}
     assert covered == set(range(BLOCKS))
 
@@ -109,17 +123,18 @@ def test_whom_the_plan_spares_has_as_little_to_fetch_as_can_be(
         run.manifest.model_copy(update={"layouts": (HALVES,)}),
         {"a": advert(1e7), "b": advert(1e7), "slow": advert(1e2)},
         seats,
-        steps_left=1000,
+        Stakes(steps=1000),
         seed=1,
         on=lambda: next(left, None) is not None,
     )
     assert found is not None
     new = {
         peer: set(range(*place)).difference(range(*seats.seats[peer][1]))
-        for peer, (_, place) in found.arrangement.seats.items()
+        for peer, (_, place) in found.seats.items()
     }
     assert len(new["slow"]) == fetched
-    assert found.moved == sum(map(len, new.values()))
+    assert found.promise is not None
+    assert found.promise.blocks == sum(map(len, new.values()))
 
 
 def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDirectory) -> None:
@@ -134,10 +149,10 @@ def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDir
     }
     found = asked(run, adverts, seats)
     assert found is not None
-    assert found.arrangement.fault(BLOCKS) is None
+    assert found.fault(BLOCKS) is None
     work = of_manifest(run.manifest, run.manifest.training.microbatches)
     needed = work.memory + IN_FLIGHT * work.kept
-    assert needed[slice(*found.arrangement.seats["small"][1])].sum() <= 500_000
+    assert needed[slice(*found.seats["small"][1])].sum() <= 500_000
 
 
 @pytest.mark.parametrize(
@@ -163,8 +178,8 @@ def test_nothing_is_proposed_for_a_swarm_that_is_well_off(run: RunDirectory) -> 
     first = asked(run, adverts, seating(a=(0, (0, 2)), b=(0, (2, 4))))
     if first is not None:
         seats = Seating(
-            layouts=tuple(tuple(layout) for layout in first.arrangement.layouts),
-            seats=first.arrangement.seats,
+            layouts=tuple(tuple(layout) for layout in first.layouts),
+            seats=first.seats,
         )
         assert asked(run, adverts, seats) is None
 
@@ -190,6 +205,7 @@ class World:
         self.flops = dict(zip(PEERS, random.uniform(1e6, 1e8, len(PEERS)).tolist(), strict=True))
         order = random.permutation(PEERS).tolist()
         self.seats = seating(**{peer: (n // 2, HALVES[n % 2]) for n, peer in enumerate(order)})
+        self.moves: list[Move] = []
 
     def adverts(self, most: int = 4) -> dict[str, Advert]:
         """Each names its slowest lines in use: to who comes next, to who came before, and to whom it adds
@@ -217,24 +233,27 @@ class World:
         held = [self.seats.seats[peer][1] for peer in found.peers]
         lines = _lines(self.seats, found.peers)
         return IncrementalPlanner(
-            devices, work, held, lines, steps=1, seed=0, measured=found.measured
+            devices, work, held, lines, Stakes(steps=1), seed=0, measured=found.measured
         ).before_s
 
-    def changed(self, remembered: RememberedLinks, seed: int, disappointed: int) -> Proposal | None:
-        """What is proposed now, and done."""
+    def changed(self, remembered: RememberedLinks, seed: int, disappointed: int) -> Arrangement | None:
+        """What is proposed now, and done; what came of the last one is known."""
         left = iter(range(1000))
         found = proposal(
             self.manifest,
             remembered(self.adverts()),
             self.seats,
-            steps_left=1000,
+            Stakes(steps=1000, measured_s=self.step_s(), demand=demand(self.moves, 0)),
             seed=seed,
             on=lambda: next(left, None) is not None,
             disappointed=disappointed,
         )
         if found is not None:
-            layouts = tuple(tuple(layout) for layout in found.arrangement.layouts)
-            self.seats = Seating(layouts=layouts, seats=found.arrangement.seats)
+            layouts = tuple(tuple(layout) for layout in found.layouts)
+            self.seats = Seating(layouts=layouts, seats=found.seats)
+            assert found.promise is not None
+            result = MoveResult(after_s=self.step_s(), moving_s=found.promise.moving_s)
+            self.moves.append(Move(step=0, promise=found.promise, result=result))
         return found
 
 
@@ -244,12 +263,12 @@ def test_lines_that_nobody_knows_are_tried_a_few_times_and_then_all_stays(
 ) -> None:
     """Lines differ a thousandfold, and only those in use are known, four of each peer."""
     world, remembered = World(run, seed), RememberedLinks()
-    begun, changes, looks = world.step_s(), 0, 10
+    begun, changes, looks = world.step_s(), 0, 12
     last = 0
     for look in range(looks):
         if world.changed(remembered, look, changes) is not None:
             changes, last = changes + 1, look
-    assert changes <= 4
+    assert changes <= 6
     assert last < looks - 3
     assert world.step_s() < begun
 
@@ -350,6 +369,74 @@ def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes()
     assert not timing.is_due(fewer, now)
     assert timing.changes == 0
     assert timing.is_due(fewer, now + SETTLED_S)
+
+
+def test_a_search_waits_until_enough_steps_were_measured_and_is_not_put_off_for_it() -> None:
+    """Steps that begin after the swarm has changed are measured; somebody else who comes later restarts
+    nothing.
+    """
+    one, two = seating(a=(0, (0, 2))), seating(a=(0, (0, 2)), b=(0, (2, 4)))
+    timing, asked = ProposalTiming(), list[int]()
+
+    def known(since: int) -> bool:
+        asked.append(since)
+        return len(asked) > 3
+
+    assert not timing.is_due(one, 0.0, 7, known)
+    assert not timing.is_due(two, 20.0, 8, known)
+    assert asked == []
+    due = [timing.is_due(two, 50.0 + 5.0 * look, 9, known) for look in range(5)]
+    assert due == [False, False, False, True, False]
+    assert asked == [7, 7, 7, 7]
+    assert not timing.is_due(one, 200.0, 12, known)
+    assert timing.is_due(one, 300.0, 14, known)
+    assert timing.since == 12
+
+
+def test_what_a_move_has_to_earn_follows_from_the_log() -> None:
+    """Measured steps, the cost of moves, what they brought, and the steps that are left."""
+    begun = [{"kind": "commit", "step": step, "seconds": 30.0 + step} for step in range(4)]
+    fresh = History.of(begun)
+    assert stakes(fresh, 10, 1) == Stakes(steps=5, measured_s=32.5)
+    assert stakes(fresh, 1000, 1).steps == HORIZON
+    assert stakes(fresh, 4, 1).steps == 0
+    assert (comparable(fresh, 1), comparable(fresh, 2)) == (True, False)
+    promised = {"before_s": 32.0, "after_s": 22.0, "moving_s": 10.0, "costs": 1.0, "blocks": 3}
+    moving = [*begun, {"kind": "arranged", "layouts": [], "promise": promised}]
+    assert not comparable(History.of(moving), 1)
+    settled = [*moving, {"kind": "moved", "after_s": 27.0, "moving_s": 40.0, "why": ""}]
+    assert comparable(History.of(settled), 1)
+    assert stakes(History.of(settled), 10, 1) == Stakes(steps=5, measured_s=32.5, costs=4.0, demand=2.0)
+
+
+def test_a_promise_is_made_by_the_step_that_was_measured(run: RunDirectory) -> None:
+    """The model knows nothing of 3 s that each step takes longer: they stay. Late in a run all stays."""
+    adverts = {"fast": advert(1e7), "slow": advert(1e5)}
+    seats = seating(fast=(0, (0, 2)), slow=(0, (2, 4)))
+
+    def promised(steps: int, measured_s: float | None) -> MovePromise | None:
+        left = iter(range(500))
+        found = proposal(
+            run.manifest,
+            adverts,
+            seats,
+            Stakes(steps=steps, measured_s=measured_s),
+            seed=1,
+            on=lambda: next(left, None) is not None,
+        )
+        return None if found is None else found.promise
+
+    by_model = promised(1000, None)
+    assert by_model is not None
+    assert by_model.before_s is not None
+    measured = promised(1000, by_model.before_s + 3.0)
+    assert measured is not None
+    assert measured.before_s == pytest.approx(by_model.before_s + 3.0)
+    assert measured.after_s == pytest.approx(by_model.after_s + 3.0)
+    halved = promised(1000, by_model.before_s / 2)
+    assert halved is not None
+    assert halved.after_s == pytest.approx(by_model.after_s / 2)
+    assert promised(0, by_model.before_s) is None
 
 
 def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> ClusterCut | None:

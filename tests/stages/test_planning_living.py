@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, as_routed
-from hetpeer.stages.planning.swarms.incremental_plan import WORTH, IncrementalPlanner
+from hetpeer.stages.planning.swarms.incremental_plan import WORTH, IncrementalPlanner, Stakes
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -56,9 +56,9 @@ def test_a_death_moves_what_was_lost_and_a_neighbours_blocks_at_most(seed):
     number = {d: n for n, d in enumerate(left)}
     fewer = devices.some(left)
     seats = [[(None if d is None else number[d], where) for d, where in one] for one in lines]
-    change = IncrementalPlanner(fewer, work, [held[d] for d in left], seats, steps=STEPS, seed=seed).run(
-        turns(1000)
-    )
+    change = IncrementalPlanner(
+        fewer, work, [held[d] for d in left], seats, Stakes(steps=STEPS), seed=seed
+    ).run(turns(1000))
     if as_it_is(fewer, work, [held[d] for d in left]) == math.inf:
         assert change is not None
     if change is not None:
@@ -73,7 +73,9 @@ def test_who_was_planned_well_stays(seed):
     devices, work = roomy(some_devices(6, seed)), some_work(10, seed)
     held, lines = searched(devices, work, seed)
     for _ in range(2):
-        change = IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=seed).run(turns(3000))
+        change = IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=seed).run(
+            turns(3000)
+        )
         if change is None:
             return
         lines = [
@@ -93,7 +95,7 @@ def test_a_change_is_worth_it(seed):
     lines = [[(0, (0, 2)), (1, (2, 4)), (2, (4, 6)), (3, (6, 8))]]
     held = [place for _, place in lines[0]]
     before = as_it_is(devices, work, held)
-    change = IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=seed).run(turns(3000))
+    change = IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=seed).run(turns(3000))
     if change is not None:
         assert change.plan.total_s <= (1 - WORTH) * before
         assert (before - change.plan.total_s) * STEPS > change.moving_s
@@ -104,8 +106,11 @@ def test_nothing_is_moved_for_the_last_steps():
     devices = replace(devices, flops=np.array([1e13, 1e11, 1e11, 1e13]))
     lines = [[(0, (0, 2)), (1, (2, 4)), (2, (4, 6)), (3, (6, 8))]]
     held = [place for _, place in lines[0]]
-    assert IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=0).run(turns(2000)) is not None
-    assert IncrementalPlanner(devices, work, held, lines, steps=0, seed=0).run(turns(2000)) is None
+    assert (
+        IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=0).run(turns(2000))
+        is not None
+    )
+    assert IncrementalPlanner(devices, work, held, lines, Stakes(steps=0), seed=0).run(turns(2000)) is None
 
 
 def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
@@ -114,9 +119,9 @@ def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
     devices = replace(devices, memory=np.array([1.0, 2 * needed, 2 * needed]))
     devices = replace(devices, memory=np.array([work.memory[:2].sum() * 1.01 + 1e9, needed, needed]))
     lines = [[(0, (0, 2)), (None, (2, 4)), (1, (4, 6))]]
-    change = IncrementalPlanner(devices, work, [(0, 2), (4, 6), (0, 0)], lines, steps=STEPS, seed=0).run(
-        turns(500)
-    )
+    change = IncrementalPlanner(
+        devices, work, [(0, 2), (4, 6), (0, 0)], lines, Stakes(steps=STEPS), seed=0
+    ).run(turns(500))
     assert change is not None
     for pipeline in change.plan.pipelines:
         for stage in PipelineCuts(devices, work).stages(pipeline.devices, pipeline.cuts):
@@ -148,7 +153,7 @@ def test_after_a_death_a_pipeline_that_is_still_being_filled_is_in_nobodys_way(m
     whole = [(0, cuts[0]), (1, cuts[1]), (None, cuts[2]), (2, cuts[3])]
     filling = [(3, cuts[0]), *((None, place) for place in cuts[1:])]
     held = [cuts[0], cuts[1], cuts[3], cuts[0]]
-    living = IncrementalPlanner(devices, work, held, [whole, filling], steps=STEPS, seed=0, lost={0})
+    living = IncrementalPlanner(devices, work, held, [whole, filling], Stakes(steps=STEPS), seed=0, lost={0})
     change = living.run(turns(500))
     assert change is not None
     assert change.moved <= 4 + 3, "the four that are lost, and the three of a neighbour"
@@ -165,7 +170,9 @@ def test_places_that_nobody_has_come_for_are_no_loss():
     filling = [(2, (0, 1)), (None, (1, 2)), (3, (2, 3)), (4, (3, 8))]
     lines = [[(0, (0, 7)), (1, (7, 8))], filling]
     few, many = (
-        IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=0, lost=lost).run(turns(3000))
+        IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=0, lost=lost).run(
+            turns(3000)
+        )
         for lost in ({0, 1}, ())
     )
     assert few is None or few.moved <= 2
@@ -176,7 +183,7 @@ def test_places_that_nobody_has_come_for_are_no_loss():
 def test_the_last_device_takes_everything_in_finite_time():
     devices, work = roomy(some_devices(2, 0)).some([1]), some_work(4, 0)
     lines = [[(None, (0, 2)), (0, (2, 4))]]
-    change = IncrementalPlanner(devices, work, [(2, 4)], lines, steps=STEPS, seed=0).run(turns(100))
+    change = IncrementalPlanner(devices, work, [(2, 4)], lines, Stakes(steps=STEPS), seed=0).run(turns(100))
     assert change is not None
     assert change.moved == 2
     state = work.state
@@ -228,7 +235,7 @@ def test_pipelines_over_slow_lines_are_changed_once(pairs, staleness):
     measured = np.zeros((4, 4), dtype=np.bool_)
     for one, other in pairs:
         measured[one, other] = measured[other, one] = True
-    living = IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=0, measured=measured)
+    living = IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=0, measured=measured)
     change = living.run(turns(3000))
     assert change is not None
     assert change.plan.total_s < 0.5 * living.before_s
@@ -236,14 +243,16 @@ def test_pipelines_over_slow_lines_are_changed_once(pairs, staleness):
         assert len({HOMES[device] for device in pipeline.devices}) == 1
     lines = [list(zip(p.devices, itertools.pairwise(p.cuts), strict=True)) for p in change.plan.pipelines]
     held = [dict(itertools.chain(*lines)).get(d, (0, 0)) for d in range(4)]
-    assert IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=1).run(turns(3000)) is None
+    assert (
+        IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=1).run(turns(3000)) is None
+    )
 
 
 @pytest.mark.parametrize("pairs", WITHIN)
 def test_pipelines_over_fast_lines_stay(pairs):
     devices, work = two_homes()
     held, lines = halves(pairs)
-    living = IncrementalPlanner(devices, work, held, lines, steps=STEPS, seed=0)
+    living = IncrementalPlanner(devices, work, held, lines, Stakes(steps=STEPS), seed=0)
     assert living.run(turns(3000)) is None
     by_hand = planned(devices, work, [PipelineCuts(devices, work).at(pair, (0, 4, 8)) for pair in pairs])
     assert 0.8 * by_hand.total_s < living.before_s <= by_hand.total_s
@@ -256,10 +265,10 @@ def test_lines_to_another_pipeline_count_as_routes_take_them():
     devices, work = two_homes()
     held, lines = halves([(0, 2), (3, 1)])
     unknown = IncrementalPlanner(
-        devices, work, held, lines, steps=STEPS, seed=0, measured=np.zeros((4, 4), dtype=np.bool_)
+        devices, work, held, lines, Stakes(steps=STEPS), seed=0, measured=np.zeros((4, 4), dtype=np.bool_)
     )
     known = IncrementalPlanner(
-        devices, work, held, lines, steps=STEPS, seed=0, measured=np.ones((4, 4), dtype=np.bool_)
+        devices, work, held, lines, Stakes(steps=STEPS), seed=0, measured=np.ones((4, 4), dtype=np.bool_)
     )
     assert known.before_s < 0.2 * unknown.before_s
     assert unknown.before_s == pytest.approx(

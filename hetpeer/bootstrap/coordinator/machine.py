@@ -30,6 +30,7 @@ from hetpeer.bootstrap.coordinator.commits import (
     refused,
 )
 from hetpeer.bootstrap.coordinator.departures import Departures, RunPolicy, WholeRun
+from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
@@ -79,7 +80,8 @@ class Machine:
         self.checkpoints = CheckpointCollection(context, self.agreement)
         self.steps = StepQueue(context)
         self.barrier = StepBarrier(context, now)
-        self.rebalancing = Rebalancing(context, self.checkpoints)
+        self.move_watch = MoveWatch(context)
+        self.rebalancing = Rebalancing(context, self.checkpoints, self.move_watch)
         self.policy = policy or WholeRun(context, self.barrier)
         self.departures = Departures(context, self)
 
@@ -108,7 +110,7 @@ class Machine:
             context.state = CoordinatorState.WAITING
             return effects
         if pending and context.history.stored and self.rebalancing.pending:
-            effects += self.rebalancing.enact()
+            effects += self.rebalancing.enact(now)
         if fetches := self.barrier.admit_joiners(now):
             context.state = CoordinatorState.SYNCING
             effects += fetches
@@ -128,6 +130,7 @@ class Machine:
             return []
         self._context.state = CoordinatorState.TRAINING
         self.barrier.leave()
+        self.move_watch.began(now)
         begun = self.steps.open(work, now)
         return [*begun, *self.admit(now), *self.overlap(now)]
 
@@ -268,6 +271,7 @@ class Machine:
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
         """Commit `step`, then cross the barrier, or go on with the steps that overlap it."""
         effects = commit(self._context, step, decision, now)
+        effects += self.move_watch.committed(step.number, step.roster, now)
         self.steps.committed(step)
         self._context.members.outdate(step.roster)
         if not self.steps:
@@ -356,6 +360,7 @@ class Machine:
         if not self.policy.whole_run:
             return self._dissolve(why)
         given_up = self.steps.clear()
+        stopped = self.move_watch.stop(f"the run went back: {why}")
         self.checkpoints.abandon()
         self.barrier.leave()
         holders = context.members.roster() if version == context.history.version else {}
@@ -369,7 +374,8 @@ class Machine:
             context.state = CoordinatorState.SYNCING
         self.barrier.gather([context.members.volunteers[peer] for peer in holders], now)
         told = m.RolledBack(line=line, version=version, why=why)
-        return [record, *(Send(peer, told) for peer in context.members.volunteers), *self.at_barrier(now)]
+        tell = [Send(peer, told) for peer in context.members.volunteers]
+        return [*stopped, record, *tell, *self.at_barrier(now)]
 
     def _dissolve(self, why: str) -> list[Effect]:
         """A cluster falls apart where a whole run goes back."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
+from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
+from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import is_cut
@@ -22,10 +24,14 @@ RESTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Places from now on: `layouts[c]` is cluster c's cut of blocks; `seats`: peer → (cluster, blocks)."""
+    """Places from now on: `layouts[c]` is cluster c's cut of blocks; `seats`: peer → (cluster, blocks).
+
+    `promise`: expectation of it, which is held against what comes; None: nothing is expected.
+    """
 
     layouts: Sequence[Sequence[Range]]
     seats: Mapping[str, tuple[int, Range]]
+    promise: MovePromise | None = None
 
     def fault(self, blocks: int) -> str | None:
         """Reason why the arrangement does not fit a model of `blocks` blocks; None if it fits."""
@@ -48,9 +54,10 @@ class Rebalancing:
     that came after it was made do not matter: otherwise a stranger that comes and goes could stop all moves.
     """
 
-    def __init__(self, context: CoordinatorContext, saving: CheckpointCollection) -> None:
+    def __init__(self, context: CoordinatorContext, saving: CheckpointCollection, watch: MoveWatch) -> None:
         self._context = context
         self._checkpoints = saving
+        self._watch = watch
         self._proposal: Arrangement | None = None
         self._failures = 0
         """Failed checkpoints before the proposal was made."""
@@ -97,18 +104,23 @@ class Rebalancing:
             self._rest_s *= 2
         return self._proposal is not None
 
-    def enact(self) -> list[Effect]:
+    def enact(self, now: float) -> list[Effect]:
         """Give everybody the proposed place, and tell volunteers whose blocks change."""
         assert self._proposal is not None
         assert self._context.history.stored
         proposal, self._proposal = self._proposal, None
         self._rest_s = RESTS * self._context.config.sync_s
         members = self._context.members
+        promise = proposal.promise
         effects: list[Effect] = [
             self._context.log(
-                kind="arranged", layouts=[[list(place) for place in layout] for layout in proposal.layouts]
+                kind="arranged",
+                layouts=[[list(place) for place in layout] for layout in proposal.layouts],
+                **({} if promise is None else {"promise": promise.model_dump()}),
             )
         ]
+        if promise is not None:
+            self._watch.begin({peer: place for peer, (_, place) in proposal.seats.items()}, now)
         members.arrange(proposal.layouts)
         before = {peer: volunteer.place for peer, volunteer in members.volunteers.items()}
         for peer, seat in proposal.seats.items():

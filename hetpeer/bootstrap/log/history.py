@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hetpeer.bootstrap.log.moves import KEPT, Move, MovePromise, MoveResult
+
 Record = Mapping[str, Any]
 RECENT = 64
 """Number of newest commits that a history keeps if it is not `whole`."""
@@ -53,6 +55,8 @@ class History:
     """Number of that amendment; of two with the same number the one recorded first counts."""
     arranged: Sequence[Sequence[Sequence[int]]] = ()
     """Layouts of the first clusters since the last rebalancing."""
+    moves: list[Move] = field(default_factory=list)
+    """The newest moves of blocks, with what they promised and what came (moves.py)."""
     cut: Sequence[Sequence[int]] | None = None
     """Layout of this cluster, if it was founded with a cut of its own."""
     departures: Counter[str] = field(default_factory=Counter)
@@ -75,11 +79,18 @@ class History:
         match record["kind"]:
             case "reign":
                 self.term = int(record["term"])
+                self._settle(MoveResult(why="another coordinator took over before it had settled"))
             case "amendment":
                 if int(record["sequence"]) > self.amended:
                     self.amended, self.amendment = int(record["sequence"]), str(record["data"])
             case "arranged":
                 self.arranged = record["layouts"]
+                self._settle(MoveResult(why="blocks were moved again before it had settled"))
+                if "promise" in record:
+                    promise = MovePromise.model_validate(record["promise"])
+                    self.moves = [*self.moves, Move(step=self.version, promise=promise)][-KEPT:]
+            case "moved":
+                self._settle(MoveResult.model_validate(record))
             case "bad_sample":
                 self.bad[record["batch"], int(record["id"])] = record
             case "gone":
@@ -127,6 +138,11 @@ class History:
                 self.hits = {s: x for s, x in self.hits.items() if s <= self.version}
             case _:
                 pass
+
+    def _settle(self, result: MoveResult) -> None:
+        """End the last move if it is not settled."""
+        if self.moves and self.moves[-1].result is None:
+            self.moves = [*self.moves[:-1], self.moves[-1].model_copy(update={"result": result})]
 
     def _keep(self, steps: dict[int, Record], step: int, record: Record) -> None:
         steps[step] = record

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hetpeer.bootstrap.log.moves import MoveResult
 from hetpeer.dht.base.errors import short_id, short_ids
 
-TOLD = frozenset({"rollback", "gone", "arranged", "banned", "bad_sample", "dispute", "quarrel"})
+TOLD = frozenset({"rollback", "gone", "arranged", "moved", "banned", "bad_sample", "dispute", "quarrel"})
 """Kinds of records that a person should hear of."""
 FAREWELL = "said farewell"
 """The reason in a `gone` record of a volunteer that left by itself."""
@@ -37,6 +38,8 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
         case "arranged":
             cuts = "; ".join(_cut(layout) for layout in record["layouts"])
             return f"the blocks are divided anew, by pipeline: {cuts}"
+        case "moved":
+            return f"the move of blocks {result_text(MoveResult.model_validate(record))}"
         case "banned":
             return f"volunteer {short_id(record['peer'])} is banned: {record['why']}"
         case "bad_sample":
@@ -52,6 +55,16 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
             return f"volunteers who cannot add up together: {named}{more} ({record['why']})"
         case kind:
             raise ValueError(f"a {kind} record is told to nobody")
+
+
+def result_text(result: MoveResult | None) -> str:
+    """What a move took and what came of it, as the end of a sentence; None: it has not settled."""
+    if result is None:
+        return "has not settled yet"
+    took = "" if result.moving_s is None else f"took {result.moving_s:.0f} s"
+    if result.after_s is None:
+        return f"{took + ', and ' if took else ''}cannot be judged: {result.why}"
+    return f"{took}; a step takes {result.after_s:.1f} s now"
 
 
 def bad_sample_text(record: Mapping[str, Any]) -> str:

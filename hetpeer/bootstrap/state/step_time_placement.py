@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from hetpeer.averaging.messages import Place, Range
 from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policy import PlacementPolicy
-from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
+from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
+from hetpeer.stages.planning.swarms.swarm_plan import holders_at
 
 SAME = 0.05
 """Steps whose times differ by no more than this share of the shorter count as equally long."""

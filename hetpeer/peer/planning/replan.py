@@ -19,6 +19,8 @@ import numpy as np
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import ClusterCut
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.moves import MovePromise, cost_factor, demand, measured_step_s
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.membership import Membership
@@ -27,7 +29,7 @@ from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.pipeline.place_memory import choose
-from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange, Stakes
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 
@@ -81,6 +83,10 @@ class Seating:
         clusters = max((cluster for cluster, _ in seats.values()), default=-1) + 1
         return cls(layouts=tuple(members.layout(cluster) for cluster in range(clusters)), seats=seats)
 
+    def holds_all(self, blocks: int) -> bool:
+        """Whether each of `blocks` blocks has a holder."""
+        return {block for _, place in self.seats.values() for block in range(*place)} >= set(range(blocks))
+
     @property
     def whole(self) -> set[int]:
         """Clusters all of whose places somebody has."""
@@ -92,30 +98,39 @@ class Seating:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """New division; predicted seconds of a step before (infinite: none runs) and after, and of the move."""
+def comparable(history: History, since: int) -> bool:
+    """Whether a gain can be judged: the last move has settled, and steps after `since` were measured."""
+    settled = not history.moves or history.moves[-1].result is not None
+    return settled and measured_step_s(history, since) is not None
 
-    arrangement: Arrangement
-    before_s: float
-    after_s: float
-    moving_s: float
-    moved: int
+
+def stakes(history: History, steps: int, since: int) -> Stakes:
+    """What a move has to earn in a run of `steps` steps, by its log: as measured, and as promises were kept.
+
+    `since`: the step under way when the swarm changed last.
+    """
+    left = max(steps - history.version - 1, 0)  # the step under way is not shortened
+    return Stakes(
+        steps=min(left, HORIZON),
+        measured_s=measured_step_s(history, since),
+        costs=cost_factor(history.moves),
+        demand=demand(history.moves, history.version),
+    )
 
 
 def proposal(
     manifest: Manifest,
     adverts: Mapping[str, Advert],
     seating: Seating,
+    stakes: Stakes,
     *,
-    steps_left: int,
     seed: int,
     on: Callable[[], bool],
     disappointed: int = 0,
     lost: Collection[int] | None = None,
-) -> Proposal | None:
-    """The best proposal found while `on` is true; None if the present division is better or a volunteer's
-    speed is unknown.
+) -> Arrangement | None:
+    """The best arrangement found while `on` is true, with its promise; None if the present division is better
+    or a volunteer's speed is unknown.
 
     `lost`: clusters that were complete before a volunteer was lost (None: all). Unmeasured links are assumed
     as fast as their ends, because otherwise nothing better would be found; slower after each change that did
@@ -142,7 +157,7 @@ def proposal(
         work,
         held,
         lines,
-        steps=min(steps_left, HORIZON),
+        stakes,
         seed=seed,
         measured=found.measured,
         lost=lost,
@@ -154,12 +169,19 @@ def proposal(
     change = living.seated(change, [arrangement.seats[peer][1] for peer in peers])
     if not living.pays(change):
         return None
-    return Proposal(
-        arrangement=arrangement,
-        before_s=living.before_s,
-        after_s=change.plan.total_s,
+    return replace(arrangement, promise=_promise(stakes, living.before_s, change))
+
+
+def _promise(stakes: Stakes, before_s: float, change: PlanChange) -> MovePromise:
+    """What is to come of `change` to a swarm whose step takes `before_s` by the model."""
+    runs, after_s = math.isfinite(before_s), change.plan.total_s
+    present_s = stakes.present_s(before_s)
+    return MovePromise(
+        before_s=present_s if runs else None,
+        after_s=present_s - stakes.gain_s(before_s, after_s) if runs else after_s,
         moving_s=change.moving_s,
-        moved=change.moved,
+        costs=stakes.costs,
+        blocks=change.moved,
     )
 
 

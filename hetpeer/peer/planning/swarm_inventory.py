@@ -25,9 +25,8 @@ from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.block_spec import times_forward
 from hetpeer.stages.pipeline.place_memory import CHOICES
-from hetpeer.stages.planning.swarms.current_step_time import holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
-from hetpeer.stages.planning.swarms.swarm_plan import adding_up
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_at
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6

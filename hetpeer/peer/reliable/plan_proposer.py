@@ -15,12 +15,13 @@ from typing import TypeVar
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import Roster
 from hetpeer.peer.limits.amounts import block_range, counted
-from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, cutting, proposal
+from hetpeer.peer.planning.replan import RememberedLinks, Seating, comparable, cutting, proposal, stakes
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
@@ -48,6 +49,8 @@ class ProposalTiming:
         self._changed_at: float | None = None
         """Time of the first change since the last search."""
         self._rested_at = 0.0
+        self.since = 0
+        """Step under way when the seating changed first since the last search; later ones are measured."""
         self.changes = 0
         """Proposals since the last volunteer came or went."""
         self._whole: frozenset[int] = frozenset()
@@ -61,9 +64,19 @@ class ProposalTiming:
         self._rested_at = now + AGAIN_S * 2.0 ** min(self.changes, DOUBLINGS)
         self.changes += 1
 
-    def is_due(self, seating: Seating, now: float) -> bool:
-        """Note the present `seating`. Returns whether it is time to search for a better one."""
+    def is_due(
+        self,
+        seating: Seating,
+        now: float,
+        done: int = 0,
+        known: Callable[[int], bool] = lambda _since: True,
+    ) -> bool:
+        """Note the present `seating` after `done` steps. Returns whether to search for a better one now.
+
+        A search waits until `known(since)`: enough steps after `since` were measured.
+        """
         if seating != self._seating:
+            self.since = done if self._changed_at is None else self.since
             before = seating if self._seating is None else self._seating
             gone = before.seats.keys() - seating.seats.keys()
             self.lost |= self._whole & {before.seats[peer][0] for peer in gone}
@@ -75,7 +88,7 @@ class ProposalTiming:
             self._changed_at = now if self._changed_at is None else self._changed_at
             settled_at = min(now + SETTLED_S, self._changed_at + LONGEST_S)
             self._seating, self._not_before = seating, max(settled_at, self._rested_at)
-        if now < self._not_before:
+        if now < self._not_before or not known(self.since):
             return False
         self._changed_at = None
         self._not_before = now + AGAIN_S
@@ -119,20 +132,26 @@ class PlanProposer:
         """Look for better places for the whole run; have the coordinator arrange them if any are found."""
         if not core.may_arrange:
             return
-        seating = Seating.of(core.members)
+        seating, history, timing = Seating.of(core.members), core.history, self._timing
+        runs = seating.holds_all(len(self._manifest.blocks))
+        if not timing.is_due(
+            seating, time.monotonic(), core.done, lambda since: not runs or comparable(history, since)
+        ):
+            return
         search = partial(
             proposal,
             self._manifest,
             seating=seating,
-            steps_left=max(1, self._manifest.training.steps - core.done),
-            disappointed=min(self._timing.changes, DOUBLINGS),
-            lost=self._timing.lost,
+            stakes=stakes(history, self._manifest.training.steps, timing.since),
+            disappointed=min(timing.changes, DOUBLINGS),
+            lost=timing.lost,
         )
-        found = await self._searched(seating, search)
+        found = await self._searched(search)
         if found is not None:
-            self._say(found)
-            self._timing.proposed(time.monotonic())
-            service.arrange(found.arrangement)
+            assert found.promise is not None
+            self._say(found.promise)
+            timing.proposed(time.monotonic())
+            service.arrange(found)
 
     async def _look_at_waiting(self, service: CoordinatorService, core: GroupedRun) -> None:
         """Cut a forming cluster for the volunteers that wait in it, if they can hold all blocks."""
@@ -140,33 +159,33 @@ class PlanProposer:
         if forming is None:
             return
         seating = Seating.of(forming.members, only_worked=False)
+        if not self._timing.is_due(seating, time.monotonic()):
+            return
         search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
-        found = await self._searched(seating, search)
+        found = await self._searched(search)
         if found is not None:
             places = ", ".join(block_range(*place) for _, place in found.seats)
             _log.warning("volunteers that waited now form cluster %d, with blocks %s", found.cluster, places)
             service.recut(found)
 
-    async def _searched(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
-        """Result of `search` within SEARCH_S on the current adverts; None while it is not time to look."""
-        if not self._timing.is_due(seating, time.monotonic()):
-            return None
+    async def _searched(self, search: Callable[..., T | None]) -> T | None:
+        """Result of `search` within SEARCH_S on the current adverts."""
         adverts = self._remembered(await self._roster.read())
         self._seed += 1
         until = time.monotonic() + SEARCH_S
         return await asyncio.to_thread(search, adverts, seed=self._seed, on=lambda: time.monotonic() < until)
 
-    def _say(self, found: Proposal) -> None:
+    def _say(self, promise: MovePromise) -> None:
         what = (
-            f"{counted(found.moved, 'block')} move to other volunteers"
-            if found.moved
+            f"{counted(promise.blocks, 'block')} move to other volunteers"
+            if promise.blocks
             else "pipelines are formed anew"
         )
-        before = f" instead of {found.before_s:.1f} s" if found.before_s < float("inf") else ""
+        before = "" if promise.before_s is None else f" instead of {promise.before_s:.1f} s"
         _log.warning(
             "%s, which takes %.0f s: a step will take about %.1f s%s",
             what,
-            found.moving_s,
-            found.after_s,
+            promise.moving_s,
+            promise.after_s,
             before,
         )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
-from hetpeer.stages.planning.swarms.swarm_plan import adding_up, divided
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up, divided, holders_at
 
 INSTANT_S = 1e-12
 """Least seconds of anything."""
@@ -72,14 +72,6 @@ def as_it_is(
     )
     after = float(adding_up(devices, work, holders).max()) + work.between_s
     return work.step_s(steady, max(alone, fill), after)
-
-
-def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
-    """Devices that hold each block."""
-    return [
-        [device for device, (begin, end) in enumerate(held) if begin <= block < end]
-        for block in range(blocks)
-    ]
 
 
 def busy_s(

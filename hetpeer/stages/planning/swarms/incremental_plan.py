@@ -6,16 +6,17 @@ the time of the remaining steps with it, plus that of moving. Candidates begin w
 the blocks of lost volunteers go to their neighbours or to an unused device, and with the best plan of a
 search from nothing. Then borders move, and devices swap, enter and leave.
 
-The swarm as it is counts with the best step time that it could reach (current_step_time.py), and at least
-with that of its pipelines alone; each candidate with that of its pipelines. So a change pays in any case, and
-each further change makes a shorter step than the last one promised.
+The swarm as it is counts with the best step time that it could reach: routed freely (current_step_time.py)
+or by its pipelines. A candidate counts with that of its pipelines. In both, all who hold a block take part in
+its reduce, also those that no pipeline needs. So each further change makes a shorter step than the last one
+promised. `Stakes` say what a change has to earn, by the steps that were measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise, product
 
@@ -43,12 +44,56 @@ SEARCHED = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stakes:
+    """Steps that a change would shorten, and what it is known to take.
+
+    The gain of a change is what the model says, in seconds; less where the model takes the present step for
+    longer than it was measured: then in proportion. Seconds that the model does not see are not promised.
+
+    >>> Stakes(steps=10, measured_s=30.0).gain_s(before_s=20.0, after_s=15.0)
+    5.0
+    >>> Stakes(steps=10, measured_s=30.0).gain_s(before_s=60.0, after_s=45.0)
+    7.5
+    """
+
+    steps: float
+    """Steps that are left."""
+    measured_s: float | None = None
+    """Seconds of a step as things stand, as measured; None: the model's figure counts."""
+    costs: float = 1.0
+    """Measured over foreseen seconds of moves."""
+    demand: float = 1.0
+    """Factor by which a gain must exceed its usual least."""
+
+    def believed(self, before_s: float) -> float:
+        """Share of a modelled gain that counts, if the model says `before_s` for the present step."""
+        if self.measured_s is None or not math.isfinite(before_s):
+            return 1.0
+        return min(1.0, self.measured_s / before_s)
+
+    def gain_s(self, before_s: float, after_s: float) -> float:
+        """Seconds by which a step becomes shorter; infinite if none could run."""
+        return (before_s - after_s) * self.believed(before_s)
+
+    def present_s(self, before_s: float) -> float:
+        """Seconds of a step as things stand; infinite if none can run."""
+        return before_s if self.measured_s is None or not math.isfinite(before_s) else self.measured_s
+
+    def pays(self, before_s: float, after_s: float, moving_s: float) -> bool:
+        """Whether a change is worth it: by a tenth of a step, and by its cost in the steps that are left."""
+        if not math.isfinite(before_s):
+            return math.isfinite(after_s)
+        gain_s = self.gain_s(before_s, after_s) / self.demand
+        return gain_s > WORTH * self.present_s(before_s) and self.steps * gain_s > moving_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
     """Another plan, and the price of getting there."""
 
     plan: SwarmPlan
     moving_s: float
-    """Seconds in which nobody trains."""
+    """Seconds in which nobody trains, as such moves take in this run. 0: all its pipelines exist."""
     moved: int
     """Blocks that have to be fetched. 0: other pipelines of the same holders."""
 
@@ -60,7 +105,7 @@ class IncrementalPlanner:
     `lost`: the lines that were complete before a loss (None: all); in others places are open because nobody
     has come yet.
 
-        change = IncrementalPlanner(devices, work, held, lines, steps=1000, seed=0).run(on)
+        change = IncrementalPlanner(devices, work, held, lines, Stakes(steps=1000), seed=0).run(on)
     """
 
     def __init__(
@@ -69,27 +114,30 @@ class IncrementalPlanner:
         work: StepDemand,
         held: Sequence[Range],
         lines: Sequence[Sequence[PipelinePlace]],
+        stakes: Stakes,
         *,
-        steps: int,
         seed: int,
         measured: Bools | None = None,
         lost: Collection[int] | None = None,
     ) -> None:
         self._devices, self._work, self._held, self._lines = devices, work, list(held), lines
-        self._steps = steps
+        self._stakes = stakes
         self._lost = frozenset(range(len(lines)) if lost is None else lost)
         self._most = 0
         """Blocks that may be moved."""
         self._random = np.random.default_rng(seed)
         self._pipelines = PipelineCuts(devices, work)
-        self._search = PlanSearch(devices, work, seed)
+        self._search = PlanSearch(devices, work, seed, self._held)
         self._at = lru_cache(REMEMBERED)(self._pipelines.at)
         whole = [line for line in lines if line and all(device is not None for device, _ in line)]
         self._whole = [next(_closed(line, ())) for line in whole]
         """Complete pipelines as they are."""
         routed = None if measured is None else as_routed(devices, lines, measured)
-        self.before_s = min(as_it_is(devices, work, held, routed), self._by_themselves())
-        """Seconds of a step as things stand; infinite if nothing can run."""
+        self.before_s = min(as_it_is(devices, work, held, routed), self._by_pipelines())
+        """Seconds of a step as things stand, by the model; infinite if nothing can run."""
+        steps = stakes.steps if math.isfinite(self.before_s) else max(stakes.steps, 1.0)
+        self._weight = steps * stakes.believed(self.before_s) / stakes.demand
+        """Seconds of moving that a second of a step is worth."""
 
     def run(self, on: Callable[[], bool]) -> PlanChange | None:
         """The best change found while `on` is true; None if everything should stay as it is."""
@@ -107,24 +155,24 @@ class IncrementalPlanner:
             best = min(best, found, key=self._price)
         change = self.change(best)
         assert change is not None
-        shorter = change.plan.total_s < (1.0 - WORTH) * self.before_s
-        return change if change.moving_s and shorter and self.pays(change) else None
+        return change if change.moving_s and self.pays(change) else None
 
     def pays(self, change: PlanChange) -> bool:
-        """Whether the remaining steps take longer as things stand than with `change`, including moving."""
-        return self._steps * self.before_s > self._steps * change.plan.total_s + change.moving_s
+        """Whether `change` earns what it costs."""
+        return self._stakes.pays(self.before_s, change.plan.total_s, change.moving_s)
 
     def seated(self, change: PlanChange, places: Sequence[Range]) -> PlanChange:
-        """`change` with the moves of unused devices added: device d is to have the blocks `places[d]`."""
+        """`change` with moves and reduces of unused devices: device d is to have the blocks `places[d]`."""
         moved, moving_s = self._moving(dict(enumerate(places)))
-        return replace(change, moved=moved, moving_s=moving_s)
+        plan = planned(self._devices, self._work, change.plan.pipelines, places)
+        return PlanChange(plan=plan, moved=moved, moving_s=moving_s)
 
     def change(self, lines: Sequence[OrderAndCuts]) -> PlanChange | None:
         """The change to these pipelines, price 0 if all exist; None if memory or links do not allow it."""
         made = [self._at(order, cuts) for order, cuts in lines]
         if not made or any(one is None for one in made):
             return None
-        plan = planned(self._devices, self._work, [one for one in made if one is not None])
+        plan = planned(self._devices, self._work, [one for one in made if one is not None], self._held)
         places = {
             device: place
             for pipeline in plan.pipelines
@@ -134,13 +182,10 @@ class IncrementalPlanner:
         there = all((one.devices, one.cuts) in self._whole for one in plan.pipelines)
         return PlanChange(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
 
-    def _by_themselves(self) -> float:
-        """Seconds of a step of the first pipelines, of the best number of them.
-
-        Those behind them consist of devices that the last change did not need.
-        """
-        changes = (self.change(self._whole[: count + 1]) for count in range(len(self._whole)))
-        return min((change.plan.total_s for change in changes if change is not None), default=math.inf)
+    def _by_pipelines(self) -> float:
+        """Seconds of a step in which microbatches keep to the present pipelines that are complete."""
+        change = self.change(self._whole)
+        return math.inf if change is None else change.plan.total_s
 
     def _moving(self, places: Mapping[int, Range]) -> tuple[int, float]:
         """(blocks to be fetched by devices that are to have `places`, seconds that it takes).
@@ -160,13 +205,13 @@ class IncrementalPlanner:
             uplink = np.minimum(uplink, self._devices.bandwidth.max(axis=1, initial=1e-300))
         stored = self._work.state.sum() / uplink.sum()
         fetched = max((arriving / uplink).max(), arriving.sum() / uplink.max())
-        return moved, float(SETTLE_S + stored + fetched)
+        return moved, float(SETTLE_S + stored + fetched) * self._stakes.costs
 
     def _price(self, lines: Sequence[OrderAndCuts]) -> float:
         change = self.change(lines)
         if change is None or change.moved > self._most:
             return math.inf
-        return self._steps * change.plan.total_s + change.moving_s
+        return self._weight * change.plan.total_s + change.moving_s
 
     def _limits(self) -> Iterator[int]:
         """Bounds on moved blocks: after a loss the lost ones and a neighbour's, if enough; else all."""

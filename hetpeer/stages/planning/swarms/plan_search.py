@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,13 +62,17 @@ class PlanSearch:
 
     found = PlanSearch(devices, work, seed=0).run(lambda: time.monotonic() < deadline)
     found.best.total_s  # seconds of a step; found is None if no plan fits into memory
+
+    `held`: present blocks of the devices, which unused ones keep and reduce (empty: they do not).
     """
 
-    def __init__(self, devices: Devices, work: StepDemand, seed: int) -> None:
-        self._devices, self._work = devices, work
+    def __init__(
+        self, devices: Devices, work: StepDemand, seed: int, held: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        self._devices, self._work, self._held = devices, work, held
         self._random = np.random.default_rng(seed)
         self._pipelines = PipelineCuts(devices, work)
-        self._borders = CutRefinement(devices, work, self._pipelines)
+        self._borders = CutRefinement(devices, work, self._pipelines, held)
         self.evaluations = 0
 
     def run(self, on: Callable[[], bool]) -> PlanSearchResult | None:
@@ -105,10 +109,10 @@ class PlanSearch:
             if one is None:
                 return None
             made.append(one)
-        plan = planned(self._devices, self._work, made)
+        plan = planned(self._devices, self._work, made, self._held)
         if plan.sync_s <= ADDED * plan.total_s or len(orders) < 2:
             return plan
-        alike = planned(self._devices, self._work, self._cut_alike(made))
+        alike = planned(self._devices, self._work, self._cut_alike(made), self._held)
         return min(plan, alike, key=_total)
 
     def _cut_alike(self, made: list[PlannedPipeline]) -> list[PlannedPipeline]:

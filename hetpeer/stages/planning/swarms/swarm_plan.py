@@ -43,13 +43,27 @@ class SwarmPlan:
     """The busiest part of a step: (`computing`, `sending` or `adding up`, device)."""
 
 
-def planned(devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> SwarmPlan:
-    """The plan with these pipelines, without those that are of no use."""
+def planned(
+    devices: Devices,
+    work: StepDemand,
+    pipelines: Sequence[PlannedPipeline],
+    held: Sequence[tuple[int, int]] = (),
+) -> SwarmPlan:
+    """The plan with these pipelines, without those that are of no use.
+
+    `held`: the blocks of each device. Devices outside the plan's pipelines keep them, and take part in their
+    reduces (empty: they do not).
+    """
     if work.averaging is not None:
         return _averaging(devices, work, pipelines, work.averaging)
     shares = _shares(work, pipelines)
     used = [(one, share) for one, share in zip(pipelines, shares, strict=True) if share]
-    adding = adding_up(devices, work, holders_of([one for one, _ in used]))
+    holders = holders_of([one for one, _ in used])
+    if held:
+        within = {device for one, _ in used for device in one.devices}
+        beside = [(0, 0) if device in within else place for device, place in enumerate(held)]
+        holders = [one + more for one, more in zip(holders, holders_at(beside, len(work)), strict=True)]
+    adding = adding_up(devices, work, holders)
     sync_s = float(adding.max())
     steady = max(share * one.period for one, share in used)
     alone = max(one.seconds(share) for one, share in used)
@@ -156,6 +170,14 @@ def holders_of(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
     return holders
 
 
+def holders_at(held: Sequence[tuple[int, int]], blocks: int) -> list[list[int]]:
+    """Devices that hold each block; `held`: the blocks [begin, end) of each device."""
+    return [
+        [device for device, (begin, end) in enumerate(held) if begin <= block < end]
+        for block in range(blocks)
+    ]
+
+
 def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int]]) -> Floats:
     """Seconds that each device takes to reduce the gradients of its blocks (`holders` of each).
 
@@ -211,10 +233,18 @@ NOTICED = 1e-9
 
 
 class CutRefinement:
-    """Plans of `devices` for `work` with given borders. `pipelines` is their cache of cuts."""
+    """Plans of `devices` for `work` with given borders. `pipelines` is their cache of cuts; `held` as in
+    `planned`.
+    """
 
-    def __init__(self, devices: Devices, work: StepDemand, pipelines: PipelineCuts) -> None:
-        self._devices, self._work, self._pipelines = devices, work, pipelines
+    def __init__(
+        self,
+        devices: Devices,
+        work: StepDemand,
+        pipelines: PipelineCuts,
+        held: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._devices, self._work, self._pipelines, self._held = devices, work, pipelines, held
 
     def plan(self, lines: OrdersAndCuts) -> SwarmPlan | None:
         """The plan with these cuts; None if memory or links do not allow them."""
@@ -224,7 +254,7 @@ class CutRefinement:
             if one is None:
                 return None
             made.append(one)
-        return planned(self._devices, self._work, made)
+        return planned(self._devices, self._work, made, self._held)
 
     def alike(self, orders: Sequence[tuple[int, ...]]) -> SwarmPlan | None:
         """The plan with equal parts; None if there is none."""
