@@ -15,6 +15,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.cli.author.audit_command import _verdict_json, _verdict_text
 from tests.bootstrap.engine import Engine, rewrite_log
 from tests.swarm.swarm import resign as sign_again
 
@@ -52,6 +53,25 @@ def test_honest_history_passes(trained: RunDirectory) -> None:
         0,
     )
     assert (verdict.volunteers, verdict.events) == (2, 4 * 2 * len(trained.manifest.blocks))
+
+
+def test_moves_are_shown_with_what_they_promised_and_what_came(trained: RunDirectory) -> None:
+    promise = {"before_s": 31.8, "after_s": 27.2, "moving_s": 13.0, "costs": 1.0, "blocks": 20}
+
+    def move(records: Records) -> None:
+        moved = {"kind": "moved", "after_s": 32.9, "moving_s": 45.0, "why": ""}
+        records += [{"kind": "arranged", "layouts": [], "promise": promise}, moved]
+
+    rewrite_log(trained, move)
+    verdict = audit(trained.path)
+    assert verdict.ok
+    (told,) = [line for line in _verdict_text(verdict, None, True).splitlines() if line.startswith("move")]
+    assert told == (
+        "move          step 4: 20 blocks moved; 27.2 s a step instead of 31.8 s promised, for 13 s of "
+        "moving; it took 45 s; a step takes 32.9 s now"
+    )
+    (shown,) = json.loads(_verdict_json(verdict, None, True))["moves"]
+    assert (shown["step"], shown["promise"], shown["result"]["after_s"]) == (4, promise, 32.9)
 
 
 def test_edited_line_is_found(trained: RunDirectory, volunteers: list[Identity]) -> None:

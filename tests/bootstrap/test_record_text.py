@@ -44,6 +44,18 @@ ADA, BOB = "Qm" + "a" * 38 + "x9fQ2a", "Qm" + "b" * 38 + "K7bobb"
             "the blocks are divided anew, by pipeline: 0-3, 4-6; 0-5, 6",
         ),
         (
+            {"kind": "moved", "after_s": 6.04, "moving_s": 45.2, "why": ""},
+            "the move of blocks took 45 s; a step takes 6.0 s now",
+        ),
+        (
+            {"kind": "moved", "after_s": None, "moving_s": 45.2, "why": "others took part"},
+            "the move of blocks took 45 s, and cannot be judged: others took part",
+        ),
+        (
+            {"kind": "moved", "after_s": None, "moving_s": None, "why": "the run went back"},
+            "the move of blocks cannot be judged: the run went back",
+        ),
+        (
             {"kind": "banned", "peer": BOB, "why": "it lied", "step": 3},
             "volunteer …K7bobb is banned: it lied",
         ),

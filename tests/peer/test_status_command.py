@@ -1,6 +1,7 @@
 """What `hetpeer status` makes of a swarm's adverts, and the command against a real one."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -12,8 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import uvloop
+from rich.console import Console
 
 from hetpeer.bootstrap.log.credit_ranking import ranking
+from hetpeer.bootstrap.log.moves import Move, MovePromise, MoveResult
 from hetpeer.bootstrap.run.manifest_files import DataSettings
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -123,6 +126,37 @@ def volunteer(begin: int, end: int, state: str = "training", **fields: object) -
 def look(run: RunDirectory, **adverts: Advert) -> SwarmStatus:
     named = {run.manifest.coordinators[0] if peer == "boss" else peer: a for peer, a in adverts.items()}
     return summarise(run.signed, named, 1000.0)
+
+
+def test_moves_are_shown_with_what_they_promised_and_what_came(run: RunDirectory) -> None:
+    promise = MovePromise(before_s=31.8, after_s=27.2, moving_s=13.0, blocks=20)
+    settled = Move(step=2, promise=promise, result=MoveResult(after_s=32.9, moving_s=45.0))
+    newer = Move(step=9, promise=promise.model_copy(update={"before_s": None, "blocks": 1}))
+    found = summarise(run.signed, {}, 1000.0, moves=(settled, newer))
+    assert [line for line in lines(found) if line.startswith("move ")] == [
+        (
+            "move      step 2: 20 blocks moved; 27.2 s a step instead of 31.8 s promised, for 13 s of "
+            "moving; it took 45 s; a step takes 32.9 s now"
+        ),
+        "move      step 9: 1 block moved; 27.2 s a step promised, for 13 s of moving; it has not settled yet",
+    ]
+    console = Console(width=300, file=io.StringIO())
+    console.print(tables(found))
+    assert "20 blocks moved" in console.file.getvalue()
+    first, second = json.loads(json.dumps(found.document()))["moves"]
+    del first["text"], second["text"]
+    assert first == {
+        "step": 2,
+        "blocks": 20,
+        "before_s": 31.8,
+        "promised_s": 27.2,
+        "promised_moving_s": 13.0,
+        "after_s": 32.9,
+        "moving_s": 45.0,
+        "settled": True,
+    }
+    assert (second["settled"], second["after_s"], second["before_s"]) == (False, None, None)
+    assert look(run).document()["moves"] is None
 
 
 def coordinator(**fields: object) -> Advert:
@@ -393,6 +427,7 @@ def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> 
         "progress",
         "swarm",
         "credit",
+        "moves",
         "here",
     }
     assert document["credit"] is None  # no reliable peer is there

@@ -12,7 +12,11 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import Cluster, ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.log.moves import MovePromise
 from tests.simulation.checked_swarm import CheckedSwarm
+
+PROMISE = MovePromise(before_s=3.0, after_s=2.0, moving_s=1.0, blocks=1)
+"""Whatever it is worth."""
 
 
 class Arrangements:
@@ -50,7 +54,7 @@ def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
         layout = list(pairwise(borders))
         seats |= {left.pop(): (len(layouts), place) for place in layout}
         layouts.append(layout)
-    return Arrangement(layouts, seats)
+    return Arrangement(layouts, seats, PROMISE)
 
 
 def _any_cut(forming: Cluster, random: Random) -> ClusterCut:

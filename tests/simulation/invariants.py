@@ -84,6 +84,9 @@ class Checks(SimObserver):
             require(record["view"] > history.view, f"view {record['view']} after {history.view}")
             kept = record["to_version"]
             self._lineage = {v: c for v, c in self._lineage.items() if v <= kept}
+        elif kind == "moved":
+            require(history.moves[-1:] and history.moves[-1].result is None, "what was moved had settled")
+            require((record["after_s"] is None) != (record["why"] == ""), f"it is judged or not: {record}")
         elif kind == "commit":
             step = record["step"]
             require(step == history.version, f"step {step} is committed at version {history.version}")

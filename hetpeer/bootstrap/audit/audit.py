@@ -24,6 +24,7 @@ from hetpeer.bootstrap.log.contributions import Contribution, ContributionLog, T
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, Key, LeftoverEvent
 from hetpeer.bootstrap.log.history import Decision, History, Record, decisions_of
 from hetpeer.bootstrap.log.lineage import lineage
+from hetpeer.bootstrap.log.moves import Move
 from hetpeer.bootstrap.log.record_log import in_use, read_log
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -85,6 +86,8 @@ class AuditVerdict:
     """Unit of credit, per block."""
     credit: dict[str, int] = field(default_factory=dict)
     """Peer → credit in the surviving commits, by the coordinator's log; largest first."""
+    moves: list[Move] = field(default_factory=list)
+    """The newest moves of blocks by the coordinator's log: what each promised, and what came."""
     outvoted: list[str] = field(default_factory=list)
     """A line per volunteer against the majority, or with an uncommitted update; no fault of the run."""
     problems: list[str] = field(default_factory=list)
@@ -132,6 +135,7 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
         volunteers=said.volunteers,
         events=said.updates,
         unit=run.manifest.data.unit,
+        moves=history.moves,
         outvoted=list(heard.findings({one.key for record in decided for one in decisions_of(record)})),
     )
     for line in said.unsound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hetpeer.bootstrap.log.moves import MoveResult
+from hetpeer.bootstrap.log.moves import Move, MoveResult
 from hetpeer.dht.base.errors import short_id, short_ids
 
 TOLD = frozenset({"rollback", "gone", "arranged", "moved", "banned", "bad_sample", "dispute", "quarrel"})
@@ -65,6 +65,17 @@ def result_text(result: MoveResult | None) -> str:
     if result.after_s is None:
         return f"{took + ', and ' if took else ''}cannot be judged: {result.why}"
     return f"{took}; a step takes {result.after_s:.1f} s now"
+
+
+def move_text(move: Move) -> str:
+    """A move of blocks in one line: what it promised, what it took, and what came."""
+    promise = move.promise
+    what = "pipelines formed anew"
+    if promise.blocks:
+        what = "1 block moved" if promise.blocks == 1 else f"{promise.blocks} blocks moved"
+    instead = "" if promise.before_s is None else f" instead of {promise.before_s:.1f} s"
+    promised = f"{promise.after_s:.1f} s a step{instead} promised, for {promise.moving_s:.0f} s of moving"
+    return f"step {move.step}: {what}; {promised}; it {result_text(move.result)}"
 
 
 def bad_sample_text(record: Mapping[str, Any]) -> str:

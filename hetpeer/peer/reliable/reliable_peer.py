@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica
+from hetpeer.bootstrap.log import moves
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart, is_over
@@ -94,10 +95,11 @@ class ReliablePeer:
 
     @property
     def answers(self) -> Mapping[str, Answer]:
-        """Answers from the log (credit, curves) for status and dashboards."""
+        """Answers from the log (credit, moves, curves) for status and dashboards."""
         replica = self.replica
         return {
             "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
+            "moves": lambda _: moves.encode(replica.history.moves),
             "curves": lambda _: replica.curves.curves.encode(),
         }
 

@@ -1,9 +1,9 @@
-"""Reading of a swarm's status through any peer: run, peers, blocks, holders, progress, credit, curves.
+"""Reading of a swarm's status through any peer: run, peers, blocks, holders, progress, credit, moves, curves.
 
 A short-lived node with a new identity joins the DHT, fetches the signed manifest from the peer it joined by,
 and reads all adverts; the coordinator need not answer. Adverts are claims, so a status proves nothing;
-`hetpeer audit` does. Credit and curves come from the run's log (`FromLog`): the reliable peers are asked for
-them, and a reliable peer asks itself.
+`hetpeer audit` does. Credit, moves and curves come from the run's log (`FromLog`): the reliable peers are
+asked for them, and a reliable peer asks itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from hetpeer.bootstrap.log import credit_ranking
+from hetpeer.bootstrap.log import moves as log_moves
 from hetpeer.bootstrap.log.loss_curves import MAX_BYTES, Curves
+from hetpeer.bootstrap.log.moves import Move
+from hetpeer.bootstrap.log.record_text import move_text
 from hetpeer.bootstrap.storage.file_service import Answer, fetch
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import LEFT
@@ -30,6 +33,7 @@ from hetpeer.peer.watching.swarm_status import (
     CreditRow,
     LeftoverRow,
     LinkRow,
+    MoveRow,
     PeerRow,
     Progress,
     RunCredit,
@@ -75,6 +79,10 @@ class FromLog:
         """
         return await self._first(reliable, "credit", peer, credit_ranking.MAX_BYTES, credit_ranking.decode)
 
+    async def moves(self, reliable: Iterable[str]) -> tuple[Move, ...] | None:
+        """The newest moves of blocks, asked for in the same way."""
+        return await self._first(reliable, "moves", "", log_moves.MAX_BYTES, log_moves.decode)
+
     async def curves(self, reliable: Iterable[str]) -> Curves | None:
         """The loss curves, asked for in the same way."""
         return await self._first(reliable, "curves", "", MAX_BYTES, Curves.decode)
@@ -110,8 +118,9 @@ def summarise(
     now: float,
     board: Mapping[str, Sequence[TaskNote]] = MappingProxyType({}),
     ranking: Ranking | None = None,
+    moves: Sequence[Move] | None = None,
 ) -> SwarmStatus:
-    """Status of a run from adverts, notes on the task board (by peer id) and the ranking by credit. Pure.
+    """Status of a run from adverts, notes on the task board (by peer id), credit and moves of blocks. Pure.
 
     `now` is in seconds since 1970.
     """
@@ -150,6 +159,7 @@ def summarise(
         progress=progress,
         swarm=swarm,
         credit=None if ranking is None else _credit(ranking, adverts),
+        moves=None if moves is None else tuple(map(_move_row, moves)),
     )
 
 
@@ -167,14 +177,15 @@ class Onlooker:
     _present: Sequence[str] = ()
     """Reliable peers that were there at the last look, the coordinator first."""
     _ranking: Ranking | None = None
-    """Newest ranking that was fetched."""
+    """Newest ranking that was fetched, and beside it the moves."""
+    _moves: Sequence[Move] | None = None
 
     async def adverts(self) -> Mapping[str, Advert]:
         """Current adverts by peer id. Raises `RemoteError` HP-NET-012 if the DHT does not answer."""
         return _there(await self._roster.read())
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
-        """Current status; unless `ranked`, with the last known credit. Raises as `adverts`."""
+        """Current status; unless `ranked`, with the last known credit and moves. Raises as `adverts`."""
         from hetpeer.dht.base.runtime import SystemClock
         from hetpeer.peer.arrival.find_run import amended
 
@@ -187,8 +198,10 @@ class Onlooker:
             adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants
         )
         if ranked:
-            self._ranking = await self._log.ranking(self._present, self._identity)
-        return summarise(self.signed, found, SystemClock().wall(), board, self._ranking)
+            self._ranking, self._moves = await asyncio.gather(
+                self._log.ranking(self._present, self._identity), self._log.moves(self._present)
+            )
+        return summarise(self.signed, found, SystemClock().wall(), board, self._ranking, self._moves)
 
     async def curves(self) -> Curves | None:
         """The run's loss curves, from a reliable peer seen at the last look. Never raises."""
@@ -270,6 +283,22 @@ def _credit(ranking: Ranking, adverts: Mapping[str, Advert]) -> RunCredit:
         contributors=ranking.contributors,
         first=tuple(map(row, ranking.first)),
         yours=None if ranking.yours is None else row(ranking.yours),
+    )
+
+
+def _move_row(move: Move) -> MoveRow:
+    """Row of a move of blocks."""
+    result = move.result
+    return MoveRow(
+        step=move.step,
+        blocks=move.promise.blocks,
+        before_s=move.promise.before_s,
+        promised_s=move.promise.after_s,
+        promised_moving_s=move.promise.moving_s,
+        after_s=None if result is None else result.after_s,
+        moving_s=None if result is None else result.moving_s,
+        settled=result is not None,
+        text=move_text(move),
     )
 
 

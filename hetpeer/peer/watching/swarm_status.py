@@ -141,6 +141,28 @@ class RunCredit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRow:
+    """A move of blocks in the run: what it promised, and what came (docs/planning.md). Seconds."""
+
+    step: int
+    """First step at the new places."""
+    blocks: int
+    """Blocks that were fetched."""
+    before_s: float | None
+    """A step before, as measured; None: none could run."""
+    promised_s: float
+    """A step afterwards, as promised."""
+    promised_moving_s: float
+    """The time without training, as promised."""
+    after_s: float | None
+    """A step afterwards, as measured; None: not known, as for `moving_s`."""
+    moving_s: float | None
+    settled: bool
+    text: str
+    """All of it in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmStatus:
     """Everything `hetpeer status` shows. `time` is in seconds since 1970, `state` as in docs/protocol.md."""
 
@@ -159,7 +181,9 @@ class SwarmStatus:
     progress: Progress
     swarm: SwarmTotals
     credit: RunCredit | None
-    """None: no reliable peer answered."""
+    """None: no reliable peer answered, as for `moves`."""
+    moves: tuple[MoveRow, ...] | None
+    """The newest moves of blocks, the newest last."""
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`, without peers that left."""

@@ -188,17 +188,17 @@ async def test_the_log_is_asked_only_while_somebody_watches(
     assert (await seen.look(False))["status"]["credit"] is None
     assert asked == []
     shown = await seen.look(True)
-    assert asked == ["credit", "curves"]
+    assert asked == ["credit", "moves", "curves"]
     assert len(shown["curves"]["training"]) == TRAINING.steps
     later = await seen.look(False)
-    assert asked == ["credit", "curves"]
+    assert asked == ["credit", "moves", "curves"]
     assert later["curves"] == shown["curves"] | {"speed": later["curves"]["speed"]}
     assert later["status"]["credit"] == shown["status"]["credit"]
 
     assert seen.own_credit() == peer.replica.credit.of[volunteer]  # for the metrics
     await seen.look(False)
-    assert asked == ["credit", "curves", "credit"]
+    assert asked == ["credit", "moves", "curves", "credit", "moves"]
     monkeypatch.setattr(page_view, "CREDIT_S", -1.0)
     seen.own_credit()
     await seen.look(False)
-    assert asked == ["credit", "curves", "credit"]
+    assert asked == ["credit", "moves", "curves", "credit", "moves"]

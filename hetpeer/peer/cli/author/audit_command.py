@@ -68,6 +68,7 @@ def _verdict_json(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> s
     from dataclasses import asdict
 
     document = {"schema": "hetpeer.audit/1", "ok": ok, **asdict(verdict)}
+    document["moves"] = [move.model_dump() for move in verdict.moves]
     if replayed is not None:
         document["replay"] = replayed.document()
     return json.dumps(document, indent=1)
@@ -76,6 +77,7 @@ def _verdict_json(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> s
 def _verdict_text(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> str:
     """The report of an audit, with the replay if there was one."""
     from hetpeer.bootstrap.audit.audit import RULES
+    from hetpeer.bootstrap.log.record_text import move_text
 
     counts = f"{verdict.counted:,} of {verdict.microbatches_expected:,} counted exactly once"
     lines = [
@@ -108,6 +110,7 @@ def _verdict_text(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> s
             f"leftovers     {verdict.leftovers} of them were computed by a volunteer that came into the step "
             "for them"
         )
+    lines += [f"move          {move_text(move)}" for move in verdict.moves]
     total = sum(verdict.credit.values())
     for rank, (peer, credit) in enumerate(list(verdict.credit.items())[:FIRST], 1):
         lines.append(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FIRST = 10
 """Contributors shown."""
 NAMED = 5
-"""Volunteers named in one line."""
+"""Volunteers named in one line; moves shown."""
 FASTEST = 1.25e10
 """Bytes/s (100 Gbit/s) beyond which a measured speed is no true figure: its frames took no time."""
 WORTH_TELLING = 0.05
@@ -51,6 +51,8 @@ def lines(found: SwarmStatus, here: Here | None = None) -> Iterator[str]:
         yield f"{'leftover':<10}{text}"
     for who, facts in _links(found):
         yield f"{'link':<10}{who}  {facts}"
+    for text in _moves(found):
+        yield f"{'move':<10}{text}"
     for rank, who, facts in _credit(found):
         yield f"{'credit':<10}{rank}  {who}  {facts}"
 
@@ -93,7 +95,8 @@ def tables(found: SwarmStatus, here: Here | None = None) -> RenderableType:
     for cells in _credit(found):
         credit.add_row(*map(Text, cells))
     left = Text("\n".join(_left_over(found)), style="yellow")
-    parts = ((left, left), (links, links.row_count), (credit, credit.row_count))
+    moves = Text("\n".join(_moves(found)))
+    parts = ((left, left), (links, links.row_count), (moves, moves), (credit, credit.row_count))
     more: list[RenderableType] = [part for part, is_there in parts if is_there]
     return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
 
@@ -240,6 +243,11 @@ def _credit(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
         share = f" ({row.credit / credit.total:.1%})" if credit.total else ""
         who = (row.name or short_id(row.peer)) + (", you" if own else "")
         yield f"{row.rank}." if row.rank else "-", who, f"{row.credit:,} {found.run.unit} x blocks{share}"
+
+
+def _moves(found: SwarmStatus) -> list[str]:
+    """The newest moves of blocks, a line each."""
+    return [escaped(row.text) for row in (found.moves or ())[-NAMED:]]
 
 
 def _left_over(found: SwarmStatus) -> Iterator[str]:
