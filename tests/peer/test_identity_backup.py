@@ -135,18 +135,6 @@ def test_a_restored_identity_goes_on_above_what_it_used_elsewhere(tmp_path: Path
     assert Home(tmp_path / "new").next_incarnation() == ahead + 2
 
 
-def test_a_home_remembers_what_its_uplink_carried_last(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    assert home.uplink() == 0.0
-    home.note_uplink(2.5e6)
-    home.note_uplink(0.0)  # a life in which nothing was measured
-    assert home.uplink() == 2.5e6
-    for damaged in ("much", "-5", ""):
-        (tmp_path / "uplink").write_text(damaged)
-        assert home.uplink() == 0.0
-    Home(tmp_path / "nowhere").note_uplink(1e6)
-
-
 def test_the_commands(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(main.app, ["id", *arguments])

@@ -22,7 +22,7 @@ from hetpeer.peer.daemon.machine_offer import (
     computes_on,
     device_offered,
     main_memory,
-    uplink_offered,
+    rate_offered,
 )
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import (
@@ -288,7 +288,7 @@ def test_the_owner_is_told_what_computes(info: WorkerInfo, host: int, line: str)
 
 
 def test_an_uplink_is_offered_as_it_was_measured_and_within_its_limit() -> None:
-    assert uplink_offered(0.0, math.inf) == 0.0
-    assert uplink_offered(2e6, math.inf) == 2e6
-    assert uplink_offered(2e6, 1e6) == 1e6
-    assert uplink_offered(0.0, 1e6) == 1e6
+    assert rate_offered(0.0, math.inf) == 0.0
+    assert rate_offered(2e6, math.inf) == 2e6
+    assert rate_offered(2e6, 1e6) == 1e6
+    assert rate_offered(0.0, 1e6) == 1e6

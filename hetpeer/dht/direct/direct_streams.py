@@ -94,6 +94,21 @@ class DirectStreams:
             self._failed(peer_id, error)
             return None
 
+    async def find_way(self, peer_id: str) -> bool:
+        """Look once for a direct way to a connected peer; returns whether one is known then.
+
+        Nothing is tried while somebody else looks, or before the next attempt is due after a failed one.
+        """
+        due = self._failures.get(peer_id, (0, 0.0))[1]
+        if peer_id in self.leads or peer_id in self._seeking or asyncio.get_running_loop().time() < due:
+            return peer_id in self.leads
+        self._seeking.add(peer_id)
+        try:
+            await self._is_settled(peer_id)
+        finally:
+            self._seeking.discard(peer_id)
+        return peer_id in self.leads
+
     def seek_direct_way(self, stream: Stream) -> None:
         """Note that `stream` goes over libp2p, and look for a direct way once the next attempt is due."""
         peer = stream.peer_id

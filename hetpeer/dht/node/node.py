@@ -201,6 +201,19 @@ class Node:
             self.direct.seek_direct_way(stream)
         return stream
 
+    async def open_directly(self, peer_id: str, protocol: str, *, timeout_s: float) -> Stream | None:
+        """A stream past libp2p to a connected peer, looked for at once; None if none is found in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not await self.direct.find_way(peer_id):
+                    return None
+                stream = await self.direct.open(peer_id, protocol, timeout_s)
+        except TimeoutError:
+            return None
+        if stream is not None:
+            self.listener.mind(stream)
+        return stream
+
     @contextmanager
     def reaching(self, peer_id: str) -> Iterator[None]:
         """Context in which `peer_id` is to answer: others are asked where it is if it fails, or is slow.

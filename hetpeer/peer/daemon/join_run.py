@@ -68,6 +68,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         if presence is None:
             return None
         governing.use(presence.node.listener.throttle)
+        await presence.serve_probes(lambda: daemon.wish is Wish.WORK and not governing.metered)
         daemon.joined(presence.node.addresses, lambda: figures_of(presence))
         if options.dashboard is not None:  # nothing of it is loaded otherwise
             from hetpeer.peer.web.daemon_web import volunteer_served

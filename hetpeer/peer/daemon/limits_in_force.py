@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from hetpeer.dht.base.trouble_line import TroubleLine
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import config_file
+from hetpeer.peer.limits.amounts import volume
 from hetpeer.peer.limits.governor import Governor, Readings, Reason
 from hetpeer.peer.limits.node_rates import NodeRates
 from hetpeer.peer.limits.sensors import SensorPoll, Sensors
@@ -160,6 +162,11 @@ class LimitsInForce(NodeRates):
     def capped(self) -> bool:
         """Whether nothing is to be sent any more in this month."""
         return Reason.TRANSFER_CAP in self._holding
+
+    @property
+    def metered(self) -> bool:
+        """Whether the owner counts the line's bytes: then none are given to others for probes."""
+        return math.isfinite(volume(self.settings.limits.transfer_cap))
 
     def save(self) -> None:
         """Save the month's traffic if it has changed. A disk that cannot be written is only logged."""

@@ -159,8 +159,11 @@ def main_memory(limit: int, infos: Sequence[WorkerInfo]) -> MainMemory:
     return main
 
 
-def uplink_offered(measured: float, limit: float) -> float:
-    """Bytes/s: what was `measured` (0: nothing was), and no more than `limit`; 0: neither is known. Pure."""
+def rate_offered(measured: float, limit: float) -> float:
+    """Bytes/s of one direction of the line: as `measured` (0: it was not), and no more than `limit`. Pure.
+
+    0: neither is known.
+    """
     known = min(measured or math.inf, limit)
     return known if known < math.inf else 0.0
 

@@ -36,6 +36,9 @@ from hetpeer.peer.limits.amounts import size
 from hetpeer.peer.limits.settings import Settings, Where
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.preparation.state_fetcher import RunFiles
+from hetpeer.peer.probing.probe_service import BUDGET as PROBE_BUDGET
+from hetpeer.peer.probing.probe_service import PROTOCOL as PROBES
+from hetpeer.peer.probing.probe_service import VOLUNTEER_BYTES, ProbeService
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import watch_sleep
@@ -93,6 +96,15 @@ class Presence:
         shelf = ServedRunFiles(self.files.run, self.files.membership_config, states)
         self.node.listener.reliable = lambda: self.files.membership_config.peers
         await self.node.serve(FILES, FileService(shelf, self.node.listener.knows).handle)
+
+    async def serve_probes(self, allowed: Callable[[], bool]) -> None:
+        """Let newcomers probe their lines with us (docs/joining.md), whenever that is `allowed`."""
+        service = ProbeService(VOLUNTEER_BYTES)
+
+        async def answer(stream: Stream) -> None:
+            await (service.handle(stream) if allowed() else _refused(stream))
+
+        await self.node.serve(PROBES, answer, PROBE_BUDGET)
 
     async def serve_nothing(self) -> None:
         """Give others no files, until something else is said."""

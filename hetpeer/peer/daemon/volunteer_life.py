@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ from hetpeer.peer.daemon.machine_offer import (
     computes_on,
     device_names,
     main_memory,
-    uplink_offered,
+    rate_offered,
 )
+from hetpeer.peer.daemon.measured_line import keep_traffic, measured_line
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.limits.amounts import bytes_text, rate, share
 from hetpeer.peer.limits.settings import WORKER, Settings
+from hetpeer.peer.probing.kept_line import KeptLine
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import freeze_memory, unless
@@ -82,9 +85,21 @@ async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInF
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
         async with shown_as(DaemonState.CHECKING, presence, governing):
-            manifest = presence.files.run.manifest
-            started = await unless(other, start_compute(presence.home, governing, manifest, life))
+            started = await unless(other, _prepared(presence, governing, life))
         return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
+
+
+async def _prepared(
+    presence: Presence, governing: LimitsInForce, life: contextlib.AsyncExitStack
+) -> tuple[Compute, Offer, str]:
+    """Start compute workers, and measure the line meanwhile; as `start_compute`."""
+    measuring = asyncio.ensure_future(measured_line(presence, governing))
+    try:
+        manifest = presence.files.run.manifest
+        compute, offer, names = await start_compute(presence.home, governing, manifest, life)
+        return compute, with_line(offer, await measuring, governing.settings), names
+    finally:
+        measuring.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +141,6 @@ async def start_compute(
     offer = Offer(
         memory=memory,
         main=main,
-        uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
         flops_per_second=sum(speeds),
         rooms=tuple(limits.rooms(infos, main)),
         beside_gpus=limits.beside_gpus(infos, main),
@@ -136,7 +150,16 @@ async def start_compute(
         arithmetic=arithmetics(infos),
         choice=settings.compute.offload,
     )
-    return compute, offer, device_names(infos)
+    return compute, with_line(offer, KeptLine.load(home.path), settings), device_names(infos)
+
+
+def with_line(offer: Offer, line: KeptLine, settings: Settings) -> Offer:
+    """`offer` with what `line` carries within the owner's limits. Pure."""
+    return replace(
+        offer,
+        uplink=rate_offered(line.uplink, rate(settings.limits.up)),
+        downlink=rate_offered(line.downlink, rate(settings.limits.down)),
+    )
 
 
 async def _live(
@@ -174,7 +197,7 @@ async def _live(
         return await _take_part(volunteer, compute, ahead, beside, daemon)
     finally:
         presence.life.volunteer = None
-        presence.home.note_uplink(volunteer.links.reducing.rate)
+        keep_traffic(presence.home, volunteer.links.reducing.rate)
 
 
 async def _take_part(

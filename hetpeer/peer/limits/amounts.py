@@ -120,6 +120,11 @@ def bytes_text(nbytes: float) -> str:
     return _scaled(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def mbit_text(rate: float) -> str:
+    """`94.2 Mbit/s` of bytes/s."""
+    return f"{rate * 8 / 1e6:,.1f} Mbit/s"
+
+
 def flops_text(flops: float) -> str:
     """`950 FLOP`, `1.5 GFLOP`."""
     return _scaled(flops, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.bootstrap.run.manifest import SignedManifest
 from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
-from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.span_trace import SUFFIX
 
@@ -92,20 +90,6 @@ class Home:
         following = max(last + 1, int(time.time()))
         atomic_write(path, str(following).encode())
         return following
-
-    def uplink(self) -> float:
-        """Bytes/s that this machine sent when last measured; 0: never measured."""
-        try:
-            return max(float(int((self.path / "uplink").read_text())), 0.0)
-        except (OSError, ValueError):
-            return 0.0
-
-    def note_uplink(self, rate: float) -> None:
-        """Keep the measured uplink (bytes/s) for the next life, unless it is unknown (0) or the disk full."""
-        if rate < 1:
-            return
-        with contextlib.suppress(LocalError):
-            atomic_write(self.path / "uplink", str(int(rate)).encode())
 
     def run(self, signed: SignedManifest) -> RunDirectory:
         """The directory of a run's files, which fills as they are fetched."""

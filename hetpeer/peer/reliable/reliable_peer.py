@@ -25,6 +25,9 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.peer.probing.probe_service import BUDGET as PROBE_BUDGET
+from hetpeer.peer.probing.probe_service import PROTOCOL as PROBES
+from hetpeer.peer.probing.probe_service import RELIABLE_BYTES, ProbeService
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
 from hetpeer.peer.reliable.disk_wait import DiskWait
 
@@ -119,6 +122,7 @@ class ReliablePeer:
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
         self._node.listener.reliable = self.replica.company
         await self._node.serve(FILES, FileService(self._shelf, self._node.listener.knows).handle)
+        await self._node.serve(PROBES, ProbeService(RELIABLE_BYTES).handle, PROBE_BUDGET)
         if len(self.replica.members) > 1:
             self.ready.set()
         works = {

@@ -100,6 +100,8 @@ class Offer:
     """FLOP/s of each device; empty: there is one."""
     uplink: float = 0.0
     """Bytes/s of the uplink, within the limits, as measured before; 0: not known."""
+    downlink: float = 0.0
+    """The same of the downlink."""
     name: str = ""
     arithmetic: str = ""
     """Text on all that decides the last bits of the worker's numbers (stages/block/arithmetic.py)."""

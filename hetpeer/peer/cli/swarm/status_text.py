@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hetpeer.dht.base.errors import escaped, short_id
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
-from hetpeer.peer.limits.amounts import block_range, blocks_text, bytes_text, counted
+from hetpeer.peer.limits.amounts import block_range, blocks_text, bytes_text, counted, mbit_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,7 +142,7 @@ def _speed(bytes_per_second: float) -> str:
     """Speed of a link: `94.2 Mbit/s`."""
     if bytes_per_second > FASTEST:
         return "too fast to measure"
-    return f"{bytes_per_second * 8 / 1e6:,.1f} Mbit/s"
+    return mbit_text(bytes_per_second)
 
 
 def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
