@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.member.position import choose_place
+from hetpeer.averaging.messages import Hello
 from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 from hetpeer.bootstrap.state.work_shares import shunned
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
@@ -130,6 +131,13 @@ def test_no_two_volunteers_ever_have_one_place(moves):
 def test_one_busy_moment_does_not_change_an_uplink_much():
     volunteer = VolunteerState("a", 1, 0.0)
     for said, expected in ((0.0, 0.0), (100.0, 100.0), (0.0, 100.0), (50.0, 85.0)):
+        volunteer.measured(said)
+        assert volunteer.uplink == expected
+
+
+def test_what_traffic_shows_replaces_what_a_hello_claims():
+    volunteer = VolunteerState.of("a", Hello(run="r", incarnation=1, uplink=1e9), 0.0)
+    for said, expected in ((0.0, 1e9), (1e6, 1e6), (2e6, 1.3e6)):
         volunteer.measured(said)
         assert volunteer.uplink == expected
 

@@ -15,7 +15,7 @@ from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.device_files import devices_in, read_devices
 from hetpeer.peer.planning.model_workload import USUAL
-from hetpeer.peer.planning.swarm_inventory import Inventory, inventory
+from hetpeer.peer.planning.swarm_inventory import Inventory, _Lines, inventory
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S
@@ -108,6 +108,27 @@ def test_a_downlink_is_that_of_the_probe_unless_more_came_over_a_link(run: RunDi
     rates = np.array(found.bandwidth_gbit_s)
     new, back = found.peers.index(NEW), found.peers.index(BACK)
     assert rates[new, back] == 0.004, "a line is no faster than its far end takes"
+
+
+def test_a_claim_that_several_links_contradict_is_not_believed(run: RunDirectory) -> None:
+    """FRONT says 100 MB/s and sends 1 over both links; that one of them is slow says nothing of it."""
+    both = tuple(LinkNote(to=peer[-8:], rate=1e6) for peer in (BACK, NEW))
+    fast = {"uplink": 1e8, "downlink": 1e8}
+    adverts = {FRONT: volunteer(**fast, links=both), BACK: volunteer(**fast), NEW: volunteer(**fast)}
+    lines = _Lines(adverts, {})
+    assert (lines.up[FRONT], lines.down[FRONT], lines.down[BACK]) == (1e6, 1e8, 1e8)
+    one = _Lines(adverts | {FRONT: volunteer(**fast, links=both[:1])}, {})
+    assert one.up[FRONT] == 1e8, "it may be the other end"
+    slow = adverts | {BACK: volunteer(uplink=1e6, downlink=1e6), NEW: volunteer(uplink=1e6, downlink=1e6)}
+    assert _Lines(slow, {}).up[FRONT] == 1e8, "the other ends take no more, as they say"
+
+
+def test_a_downlink_that_several_senders_contradict_is_not_believed(run: RunDirectory) -> None:
+    fast = {"uplink": 1e8, "downlink": 1e8}
+    onwards = (LinkNote(to=FRONT[-8:], rate=1e6),)
+    adverts = {FRONT: volunteer(**fast), **{p: volunteer(**fast, links=onwards) for p in (BACK, NEW)}}
+    lines = _Lines(adverts, {})
+    assert (lines.down[FRONT], lines.up[FRONT], lines.up[BACK]) == (1e6, 1e8, 1e8)
 
 
 def test_what_sums_take_does_not_lie_between_two_steps(run: RunDirectory) -> None:

@@ -59,7 +59,11 @@ class VolunteerState:
     links: Mapping[str, float] = field(default_factory=dict)
     """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
     uplink: float = 0.0
-    """Smoothed bytes/s that the volunteer can send; 0 before it reports."""
+    """Smoothed bytes/s that the volunteer can send: by its hello, until it reports what traffic shows; 0:
+    unknown.
+    """
+    uplink_seen: bool = False
+    """Whether the uplink is that of traffic."""
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has reported."""
     shuns: frozenset[str] = frozenset()
@@ -99,9 +103,15 @@ class VolunteerState:
         )
 
     def measured(self, uplink: float) -> None:
-        """Smooth a reported uplink of this many bytes/s: a busy moment must not change reducers' shares."""
-        known = self.uplink and uplink
-        self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
+        """Take up a reported uplink of this many bytes/s; 0: traffic has shown none.
+
+        The first one replaces what the hello claims, which may be far off. Later ones are smoothed: a busy
+        moment must not change reducers' shares.
+        """
+        if uplink and self.uplink_seen:
+            self.uplink += RECENT * (uplink - self.uplink)
+        elif uplink:
+            self.uplink, self.uplink_seen = uplink, True
 
     def heard(self, now: float) -> None:
         """Note that the volunteer sent a message, or that its stream is back."""

@@ -31,6 +31,8 @@ from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_at
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6
 """Believed bounds of the rate of a link or an uplink."""
+SEVERAL = 2
+"""Links that must agree against what a peer says of its line."""
 RELIABLE = frozenset({"coordinator", "reliable"})
 
 
@@ -184,10 +186,34 @@ class _Lines:
         """Bytes/s that reach each: as its probe found, but no less than what came over a link; without a
         probe no downlink is taken to be slower than the uplink.
         """
+        self.up, self.down = (
+            self._contradicted(self.up, self.down),
+            self._contradicted(self.down, self.up, receivers=True),
+        )
         wide = dict.fromkeys(fronts, LINE_MBPS * MEGA / BITS)
         self.up |= wide
         self.down |= wide
         self._private = {p for p, a in adverts.items() if a.reach == ReachKind.PRIVATE} if fronts else set()
+
+    def _contradicted(
+        self, ends: Mapping[str, float], others: Mapping[str, float], *, receivers: bool = False
+    ) -> dict[str, float]:
+        """The rates of all `ends` (uplinks, or downlinks of `receivers`), less where links contradict.
+
+        A link that carries less than half of what both its ends say is held up at one of them. If that is so
+        on all links of a peer, SEVERAL at least, its own line is what holds them up: the fastest of them says
+        how much it carries.
+        """
+        found = dict(ends)
+        for peer, said in ends.items():
+            rates = {
+                pair[1 - receivers]: rate for pair, rate in self._rates.items() if pair[receivers] == peer
+            }
+            if len(rates) >= SEVERAL and all(
+                rate < min(said, others[other]) / 2 for other, rate in rates.items()
+            ):
+                found[peer] = max(rates.values())
+        return found
 
     def rate(self, sender: str, to: str) -> float:
         """Bytes/s."""
