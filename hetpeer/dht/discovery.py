@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import Amount, Count, Label, Share, first_wrong
-from hetpeer.dht.kademlia.records import MAX_PAYLOAD
-from hetpeer.dht.kademlia.table import SHARDS, shard_of
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, SHARDS, is_of, shard_of
 from hetpeer.dht.node.node import Node
 
 ADVERT_VERSION = 1
@@ -33,9 +32,9 @@ LEFT = "left"
 MAX_LINKS = 4
 """Links in one advert: a DHT record is small."""
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
-ROSTER_VERSION = 2
+ROSTER_VERSION = 3
 ADVERT_TTL_S = 30.0
-BOARD_VERSION = 1
+BOARD_VERSION = 2
 NOTE_TTL_S = 12.0
 MAX_IDS = 256
 """Ids in one note: a DHT record is small. The sender offers all its leftovers to a peer that asks."""
@@ -171,7 +170,7 @@ class Roster:
         self._node = node
         self._prefix = f"hetpeer/{ROSTER_VERSION}/{run_id}/peers"
         for shard in range(SHARDS):
-            node.dht.declare(f"{self._prefix}/{shard}", partial(_is_of, shard))
+            node.dht.declare(f"{self._prefix}/{shard}", partial(is_of, shard))
 
     async def publish(self, advert: Advert, *, ttl_s: float = ADVERT_TTL_S) -> bool:
         """Show `advert`, as far as it fits, for `ttl_s` seconds; False if no node took it.
@@ -195,10 +194,6 @@ class Roster:
 
     def _key(self, peer_id: str) -> str:
         return f"{self._prefix}/{shard_of(peer_id)}"
-
-
-def _is_of(shard: int, peer_id: str) -> bool:
-    return shard_of(peer_id) == shard
 
 
 class LeftoverIds(BaseModel):

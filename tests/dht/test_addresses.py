@@ -44,7 +44,10 @@ def test_an_address_keeps_its_text_and_names_the_last_peer(text: str) -> None:
         (f"/ip4/1.2.3.4/tcp/0/p2p/{PEER}", "port 0"),
         (f"/ip4/1.2.3.4/p2p/{PEER}", "names no port"),
         (f"/ip4/1.2.3.4/tcp/31330/p2p/{PEER[:-5]}", "Invalid"),
-        ("/ip4/1.2.3.4/tcp/31330/p2p/12D3KooWGRUoC4SgJRsBXqWWbHV4tyqUHYJz5NVZsyKkVbkGy6yo", "begin with Qm"),
+        (
+            "/ip4/1.2.3.4/tcp/31330/p2p/16Uiu2HAmLhLvBoYaoZfaMUKuibM6ac163GwKY74c5kiSLg5KvLpY",
+            "neither Qm nor",
+        ),
         (f"/ip4/1.2.3.4/tcp/31330/p2p/{PEER}" * 20, "longer than"),
     ],
 )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import struct
 
 import msgpack
 import pytest
 from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.records import MAX_KEY, MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
-from hetpeer.dht.kademlia.table import KnownKeys, digest
+from hetpeer.dht.kademlia.records import MAX_KEY, OwnerValidator
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_TTL_S, KnownKeys, digest
 
 NOW = 1_000_000.0
 
@@ -136,16 +136,44 @@ def test_a_key_of_any_length_is_judged(alice: Identity, rule: OwnerValidator) ->
         assert not rule.validate(dataclasses.replace(record, key=bytes(length)))
 
 
-@given(
-    junk=st.binary(max_size=600),
-    lengths=st.tuples(st.integers(0, 700), st.integers(0, 700)),
-    whole=st.booleans(),
+def test_a_record_is_one_msgpack_map_with_its_writers_key_and_signature(alice: Identity) -> None:
+    found = MSGPackSerializer.loads(signed(alice, {"name": "alice"}).value)
+    assert found == {
+        "key": alice.public_bytes,
+        "signature": found["signature"],
+        "record": {"name": "alice"},
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"record": {"a": 2}},
+        {"signature": b""},
+        {"signature": "text"},
+        {"key": None},
+        {"key": [[[]]]},
+        {"more": 1},
+    ],
 )
-def test_no_bytes_make_the_rule_raise(
-    alice: Identity, rule: OwnerValidator, junk: bytes, lengths: tuple[int, int], *, whole: bool
+def test_a_map_of_another_form_is_refused(
+    alice: Identity, rule: OwnerValidator, change: dict[str, object]
 ) -> None:
-    value = junk if whole else b"hpr1" + struct.pack("<HH", *lengths) + alice.public_bytes + junk
-    assert not rule.validate(DHTRecord(b"k" * 20, msgpack.packb(alice.peer_id), value, NOW + 30))
+    record = signed(alice, {"a": 1})
+    entries = msgpack.unpackb(record.value)
+    assert rule.validate(dataclasses.replace(record, value=msgpack.packb(entries)))
+    assert not rule.validate(dataclasses.replace(record, value=msgpack.packb(entries | change)))
+    turned = dict(reversed(entries.items()))
+    assert not rule.validate(dataclasses.replace(record, value=msgpack.packb(turned)))
+
+
+@given(junk=st.binary(max_size=600), cut=st.integers(0, 600), whole=st.booleans())
+def test_no_bytes_make_the_rule_raise(
+    alice: Identity, rule: OwnerValidator, junk: bytes, cut: int, *, whole: bool
+) -> None:
+    value = junk if whole else signed(alice, {}).value[:cut] + junk
+    if value != signed(alice, {}).value:
+        assert not rule.validate(DHTRecord(b"k" * 20, msgpack.packb(alice.peer_id), value, NOW + 30))
 
 
 def test_an_advert_survives_the_round_trip() -> None:

@@ -26,8 +26,8 @@ from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia import records
-from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
-from hetpeer.dht.kademlia.table import MAX_RECORDS, KnownKeys, shard_of
+from hetpeer.dht.kademlia.records import OwnerValidator
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_RECORDS, MAX_TTL_S, KnownKeys, shard_of
 from hetpeer.dht.node.node import Node, NodeConfig
 from tests.dht.identities import identities
 

@@ -11,8 +11,8 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import timed_storage
 
 from hetpeer.dht.kademlia import records
-from hetpeer.dht.kademlia.records import MAX_PAYLOAD, RecordStorage, _believed
-from hetpeer.dht.kademlia.table import MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
+from hetpeer.dht.kademlia.records import MAX_ENVELOPE, RecordStorage, _believed
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
 from tests.dht.identities import identities
 
 UNARY_BYTES = 4 << 20
@@ -54,7 +54,7 @@ def put(storage: RecordStorage, key: DHTID, peer: str, seconds: float = SOON) ->
 
 
 def test_a_key_is_where_hivemind_has_it() -> None:
-    assert digest("hetpeer/2/run/peers/3") == DHTID.generate(source="hetpeer/2/run/peers/3").to_bytes()
+    assert digest("hetpeer/3/run/peers/3") == DHTID.generate(source="hetpeer/3/run/peers/3").to_bytes()
 
 
 def test_a_full_key_takes_nobody_new_and_renews_who_is_there(storage: RecordStorage) -> None:
@@ -114,7 +114,7 @@ def test_the_answer_with_the_most_that_is_asked_for_at_once_fits_into_one_messag
     """With the longest public key and signature, and keys that are all full."""
     full = DictionaryDHTValue()
     for number in range(MAX_RECORDS):
-        full.store(f"Qm{number:044}", bytes(8 + 1024 + 512 + MAX_PAYLOAD), time.time() + 100)
+        full.store(f"Qm{number:044}", bytes(MAX_ENVELOPE + MAX_PAYLOAD), time.time() + 100)
     at_once = int(SHARDS**0.5)
     assert at_once * len(full.packb()) < 0.95 * UNARY_BYTES
 

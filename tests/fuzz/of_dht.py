@@ -27,8 +27,8 @@ from hetpeer.dht.identity.addresses import (
     through,
 )
 from hetpeer.dht.kademlia.first_contact import check_clock, read_hello
-from hetpeer.dht.kademlia.records import MAX_PAYLOAD, OwnerValidator, _signed_bytes
-from hetpeer.dht.kademlia.table import KnownKeys
+from hetpeer.dht.kademlia.records import OwnerValidator, _signed_bytes
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, KnownKeys
 from hetpeer.dht.p2pd.tcp_probe import owner_of
 from hetpeer.dht.reach.dialback import read_hint, read_port, read_ports
 from hetpeer.dht.reach.relay_slots import reservation_in

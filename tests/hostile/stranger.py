@@ -38,8 +38,8 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.discovery import Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
-from hetpeer.dht.kademlia.table import MAX_RECORDS, SHARDS, KnownKeys, shard_of
+from hetpeer.dht.kademlia.records import OwnerValidator
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_RECORDS, MAX_TTL_S, SHARDS, KnownKeys, shard_of
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.frame import encode_head
 from hetpeer.peer.transport.data_plane import TENSORS

@@ -26,7 +26,7 @@ from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.records import MAX_TTL_S
+from hetpeer.dht.kademlia.table import MAX_TTL_S
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach import reachability
 from hetpeer.peer.arrival.destinations import remember

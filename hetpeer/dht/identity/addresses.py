@@ -17,6 +17,10 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31330/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 MAX_ADDRESS_LENGTH = 512
+PEER_IDS = ("Qm", "12D3KooW")
+"""Beginnings of the ids of RSA keys, which all of hetpeer's peers have, and of Ed25519 keys, which hivemind's
+own programs have unless they are given a key file.
+"""
 _CUSTOMER = {"ip4": 24, "ip6": 48}
 """Prefix bits that all addresses of one customer share."""
 
@@ -167,8 +171,8 @@ def _check_parts(text: str, parts: list[tuple[str, Any]]) -> None:
         raise _unusable(
             text, "it does not end in /p2p/ and the peer's id, so nobody could prove to be that peer"
         )
-    if not str(parts[-1][1]).startswith("Qm"):
-        raise _unusable(text, "the peer id after /p2p/ is not one of hetpeer's (they begin with Qm)")
+    if not str(parts[-1][1]).startswith(PEER_IDS):
+        raise _unusable(text, "the peer id after /p2p/ begins with neither Qm nor 12D3KooW")
     if "tcp" not in names and "quic-v1" not in names:
         raise _unusable(text, "it names no port: /tcp/31330 or /udp/31330/quic-v1 is missing")
     if any(name in {"tcp", "udp"} and int(value) == 0 for name, value in parts):

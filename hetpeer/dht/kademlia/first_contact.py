@@ -5,6 +5,8 @@ We connect to each address ourselves: p2pd's own `-b` ends the process when none
 hivemind refuses peers whose wall clock is more than 3 s off, but says so only in a log. A second process with
 the same key makes streams end at the wrong one. The answer to a hello shows both: the peer's wall time, and
 how many connections it has to our id, which must not be more than we have to it.
+
+Any node of hivemind's DHT will do, too: one that does not know our hello is pinged in hivemind's own way.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError, Protoco
 from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.hivemind_ping import clock_offset
 from hetpeer.dht.p2pd.listener import Handler
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.tcp_probe import listens
@@ -36,13 +39,15 @@ OTHERS_S = 1.0
 MAX_REASONS = 5
 GREETINGS, PAUSE_S = 3, 0.3
 """Greetings tried. If both sides dial at once, one of the connections is closed with its streams."""
+_NOT_SPOKEN = "protocols not supported"
+"""libp2p's message for a peer that does not know our hello."""
 _PLAIN_REASONS = {
     "connection refused": "nothing listens there (connection refused)",
     "peer id mismatch": "another peer listens there (its id is not the one in the address)",
     "no route to host": "there is no route to that machine",
     "network is unreachable": "this machine has no way to that network",
     "no such host": "that name does not exist",
-    "protocols not supported": "what listens there is not a hetpeer of this version",
+    _NOT_SPOKEN: "what listens there is neither a hetpeer of this version nor a node of hivemind's DHT",
     "no answer within": f"no answer within {CONNECT_DEADLINE_S:.0f} s",
     "i/o timeout": "no answer in time",
     "deadline exceeded": "no answer in time",
@@ -207,6 +212,8 @@ async def _meet_one(control: P2pdControl, clock: Clock, address: Address, *, kno
         return await _greet(control, clock, address.peer_id)
     except RemoteError as error:
         text = error.detail if isinstance(error, ProtocolError) else error.why
+        if _NOT_SPOKEN in text and (answer := await _ping(control, clock, address.peer_id)) is not None:
+            return answer
         return next((plain for sign, plain in _PLAIN_REASONS.items() if sign in text), text)
 
 
@@ -217,3 +224,15 @@ async def _greet(control: P2pdControl, clock: Clock, peer_id: str) -> JoinAnswer
             return await say_hello(control, clock, peer_id)
         await asyncio.sleep(PAUSE_S)
     return await say_hello(control, clock, peer_id)
+
+
+async def _ping(control: P2pdControl, clock: Clock, peer_id: str) -> JoinAnswer | None:
+    """The answer of a node of hivemind's DHT that is no hetpeer; None if it is no such node.
+
+    Nobody there counts our connections: a process with the same key is found out by the run's peers.
+    """
+    try:
+        offset = await clock_offset(control, clock, peer_id, _ANSWER_DEADLINE_S)
+    except RemoteError:
+        return None
+    return JoinAnswer(peer_id=peer_id, clock_offset_s=offset, connections=0)

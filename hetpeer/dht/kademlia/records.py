@@ -4,13 +4,15 @@ hivemind 1.1.12 by itself lets a plain value wipe a dictionary of signed ones, b
 stores every signed record without limit, and believes what an answer says about itself. Every hetpeer node
 checks what it stores and reads with `OwnerValidator`: a key holds one value for each peer, put there by it.
 
-A record on the wire is an envelope around the msgpack value (all integers little-endian):
+A record on the wire is one msgpack map, which any client of hivemind's decodes, with these entries in this
+order:
 
-    4 bytes  "hpr1"
-    u16      length of the public key      u16  length of the signature
-    public key (DER), signature, value
+    "key"        the writer's public key (DER), as bytes
+    "signature"  as bytes
+    "record"     the value, a map
 
-The signature covers key, subkey, expiration and value: no record can be replayed elsewhere or later.
+The signature covers key, subkey, expiration and the bytes of the value as they lie there: no record can be
+replayed elsewhere or later.
 
 A key holds MAX_RECORDS (table.py). All keys that this node does not use itself (foreign keys) share
 MAX_FOREIGN_RECORDS. A record without room is refused; stored records keep their place. Nothing is cached: a
@@ -36,18 +38,16 @@ from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.base.untrusted import decode_map
-from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify
-from hetpeer.dht.kademlia.table import MAX_RECORDS, KnownKeys
+from hetpeer.dht.identity.peer_identity import MAX_KEY_BITS, MAX_PUBLIC_BYTES, Identity, peer_id_of, verify
+from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_RECORDS, MAX_TTL_S, KnownKeys
 
-MAX_PAYLOAD = 2048
-"""Bytes of one value."""
 MAX_KEY = 2**16 - 1
 """Bytes of a key and of a subkey: hivemind's have 20 and are not checked by it."""
-MAX_TTL_S = 120.0
-"""Seconds ahead that a record may expire."""
-_MAGIC = b"hpr1"
-_HEAD = struct.Struct("<4sHH")
-_DOMAIN = b"hetpeer DHT record 1\0"
+MAX_ENVELOPE = 64 + MAX_PUBLIC_BYTES + MAX_KEY_BITS // 8
+"""Bytes of a record around its value, with the longest public key and signature."""
+_KEY, _SIGNATURE, _RECORD = "key", "signature", "record"
+_HEAD: bytes = msgpack.Packer().pack_map_header(3)
+_DOMAIN = b"hetpeer DHT record 2\0"
 MAX_FOREIGN_RECORDS = 8192
 """Records under all foreign keys together: about 30 MB."""
 RECOUNT_S = 1.0
@@ -66,17 +66,18 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
 
     def sign_value(self, record: DHTRecord) -> bytes:
         """Our envelope around `record.value`; it is valid only where the subkey is our own peer id."""
-        public_bytes = self._identity.public_bytes
         signature = self._identity.sign(_signed_bytes(record, record.value))
-        return (
-            _HEAD.pack(_MAGIC, len(public_bytes), len(signature))
-            + public_bytes
-            + signature
-            + bytes(record.value)
-        )
+        entries = (_KEY, self._identity.public_bytes, _SIGNATURE, signature, _RECORD)
+        return b"".join((_HEAD, *map(msgpack.packb, entries), record.value))
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether a record may be stored or believed. Any bytes may be passed in."""
+        valid = self._is_valid(record)
+        if not valid:
+            self.keys.refuse(record.key)
+        return valid
+
+    def _is_valid(self, record: DHTRecord) -> bool:
         expires = record.expiration_time
         if not isinstance(expires, float) or not isinstance(record.value, bytes):
             return False  # msgpack carries anything
@@ -106,15 +107,25 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 def _open(value: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """(public key, signature, payload); None if `value` is no envelope."""
-    if len(value) < _HEAD.size:
+    """(public key, signature, payload); None if `value` is no envelope. The payload may be anything."""
+    if len(value) > MAX_ENVELOPE + MAX_PAYLOAD:
         return None
-    magic, key_length, signature_length = _HEAD.unpack_from(value)
-    key_end = _HEAD.size + key_length
-    payload_start = key_end + signature_length
-    if magic != _MAGIC or payload_start > len(value):
+    reader = msgpack.Unpacker(max_ext_len=0)
+    try:
+        reader.feed(value)
+        if reader.read_map_header() != 3 or reader.unpack() != _KEY:
+            return None
+        public_bytes = reader.unpack()
+        if reader.unpack() != _SIGNATURE:
+            return None
+        signature = reader.unpack()
+        if reader.unpack() != _RECORD:
+            return None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         return None
-    return value[_HEAD.size : key_end], value[key_end:payload_start], value[payload_start:]
+    if not isinstance(public_bytes, bytes) or not isinstance(signature, bytes):
+        return None
+    return public_bytes, signature, value[reader.tell() :]
 
 
 def _signed_bytes(record: DHTRecord, payload: bytes) -> bytes:
@@ -201,11 +212,20 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
         return {key: (_believed(value), nearest) for key, (value, nearest) in found.items()}
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Remove invalid records, which would hide others; False: none left, or more than MAX_RECORDS."""
-        records = list(dictionary.data.items())
-        if len(records) > MAX_RECORDS:
+        """Remove invalid records, which would hide others; False: none left, or more than MAX_RECORDS.
+
+        A node of hivemind's own takes anything. So what is no envelope does not count, however much it is.
+        """
+        envelopes = 0
+        for subkey, (value, _) in list(dictionary.data.items()):
+            if not isinstance(value, bytes) or _open(value) is None:
+                del dictionary[subkey]
+                self.record_validator.keys.refuse(key_bytes)
+            else:
+                envelopes += 1
+        if envelopes > MAX_RECORDS:
             return False
-        for subkey, (value, expiration_time) in records:
+        for subkey, (value, expiration_time) in list(dictionary.data.items()):
             record = DHTRecord(key_bytes, self.serializer.dumps(subkey), value, expiration_time)
             if not self.record_validator.validate(record):
                 del dictionary[subkey]

@@ -5,7 +5,7 @@ values, and every value disappears when its time is up.
 
 All records under one key travel in one message. libp2p's unary calls carry 4 MiB and drop longer ones. So a
 key holds MAX_RECORDS, and records of many peers are spread over SHARDS keys. hivemind
-asks for √SHARDS of them in one call: 4 keys of 256 records of 3,655 bytes (with the longest accepted key and
+asks for √SHARDS of them in one call: 4 keys of 256 records of 3,709 bytes (with the longest accepted key and
 signature) are 3.6 MiB. 16 shards of 256 have room for 4,096 peers; of 3,000 peers with random ids a shard
 gets 188 ± 13, and 256 is five standard deviations away.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 SHARDS = 16
 MAX_RECORDS = 256
 """Records under one key, at one node, and in one answer."""
+MAX_PAYLOAD = 2048
+"""Bytes of one value."""
+MAX_TTL_S = 120.0
+"""Seconds ahead that a record may expire."""
+LATER_S = 0.001
+"""Seconds that a record expires after the one before, at least."""
+
+_log = logging.getLogger(__name__)
 
 Admits = Callable[[str], bool]
 DEADLINE_S = 15.0
@@ -43,11 +52,18 @@ def shard_of(peer_id: str) -> int:
     return hashlib.sha256(peer_id.encode()).digest()[0] % SHARDS
 
 
+def is_of(shard: int, peer_id: str) -> bool:
+    """Whether the record of `peer_id` belongs to `shard`."""
+    return shard_of(peer_id) == shard
+
+
 class KnownKeys:
     """Keys of the runs that this node takes part in or watches; all other keys are foreign."""
 
     def __init__(self) -> None:
         self._admits: dict[bytes, Admits] = {}
+        self.refused = 0
+        """Records under these keys that were not believed, each time that one was offered."""
 
     def declare(self, key: str, admits: Admits) -> None:
         """Take `key` into use; `admits` tells which peers may have a record under it."""
@@ -61,6 +77,14 @@ class KnownKeys:
         """Whether `peer_id` may have a record under the key with this digest; True for foreign keys."""
         admits = self._admits.get(key)
         return admits is None or admits(peer_id)
+
+    def refuse(self, key: bytes) -> None:
+        """Count a record that is not believed, unless the key is foreign; the log tells of the first one."""
+        if key not in self._admits:
+            return
+        if not self.refused:
+            _log.info("the DHT has records under this run's keys that its peers did not write: ignored")
+        self.refused += 1
 
 
 def digest(key: str) -> bytes:
@@ -85,6 +109,13 @@ class Table:
         self._peer_id = peer_id
         self._clock = clock
         self._keys = keys
+        self._expires: dict[str, tuple[float, float]] = {}
+        """Key → when our last record under it expires, and the monotonic time at which it was stored."""
+
+    @property
+    def refused(self) -> int:
+        """How often a record under a key in use was offered that its peer did not write."""
+        return self._keys.refused
 
     def declare(self, key: str, admits: Admits) -> None:
         """Take `key` into use, with room only for values of peers that it `admits`."""
@@ -93,12 +124,29 @@ class Table:
     async def store(self, key: str, value: Mapping[str, Any], *, ttl_s: float) -> bool:
         """Put our value under `key` for `ttl_s` seconds, in place of an earlier one; False if refused.
 
-        A value: a map for `untrusted.decode_map`, at most `records.MAX_PAYLOAD` bytes. Raises HP-NET-012.
+        A value: a map for `untrusted.decode_map`, at most MAX_PAYLOAD bytes. It lives longer where
+        it would expire before the earlier one. Raises HP-NET-012.
         """
-        expires_at = self._clock.wall() + ttl_s
+        expires_at = self._expiration(key, ttl_s)
         async with _deadline():
             dht = (await self._session()).dht
             return bool(await dht.store(key, dict(value), expires_at, subkey=self._peer_id))
+
+    def _expiration(self, key: str, ttl_s: float) -> float:
+        """Wall time at which our next record under `key` expires: after our last one, whatever the clock is.
+
+        A node of hivemind's own refuses a record that expires earlier, and loses the one that it keeps once
+        the refused expiration has passed. No record expires later than MAX_TTL_S from now: everybody would
+        refuse it, as they have refused the earlier ones if the clock was ahead by that much.
+        """
+        wall, now = self._clock.wall(), self._clock.monotonic()
+        expires_at = wall + ttl_s
+        if key in self._expires:
+            last, stored_at = self._expires[key]
+            expires_at = max(expires_at, last + max(now - stored_at, LATER_S))
+        expires_at = min(expires_at, wall + MAX_TTL_S)
+        self._expires[key] = expires_at, now
+        return expires_at
 
     async def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Key → peer id → its newest signed value, for keys with values. Raises `RemoteError` HP-NET-012."""
