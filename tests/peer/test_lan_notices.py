@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, parse_address
-from hetpeer.peer.arrival.destinations import MAX_ADDRESSES
-from hetpeer.peer.arrival.lan_notices import MAX_SHOWN, MAX_TEXT, Notice, chosen, notice, told, understood
+from hetpeer.peer.arrival.destinations import MAX_ADDRESSES, MAX_SHOWN
+from hetpeer.peer.arrival.lan_notices import MAX_TEXT, Notice, chosen, notice, told, understood
 
 PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 OTHER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

@@ -52,7 +52,8 @@ def once(folder: Path, name: str) -> Iterator[bool]:
         (folder / f"{name}.made").touch()
 
 
-def _make_run(folder: Path, server: ForkServer) -> None:
+def make_run(folder: Path, server: ForkServer) -> None:
+    """Make a run as `hetpeer init` leaves it, in `folder`."""
     shutil.copy(ROOT / "hetpeer" / "examples" / "gpt.py", folder)
     (folder / "tiny.py").write_text(MODEL)
     (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
@@ -76,7 +77,7 @@ def template(shared: Path, server: ForkServer) -> RunDirectory:
     """A run as `hetpeer init` leaves it: 6 blocks, 20 steps of 6 microbatches."""
     with once(shared, "run") as to_make:
         if to_make:
-            _make_run(shared, server)
+            make_run(shared, server)
     return RunDirectory.open(shared / "run")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +32,8 @@ MAX_LENGTH = 2048
 MAX_NAME = 64
 SHOWN = 120
 """Characters of a wrong invite that an error repeats."""
+MAX_SHOWN = 8
+"""Runs that a line names."""
 MAX_OWN = 3
 """Addresses of the peer that makes the invite: a home has one for the internet and one or two for itself."""
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -144,6 +146,24 @@ def worth_giving(own: Iterable[Address]) -> list[Address]:
     places = far_first(own)
     elsewhere = [place for place in places if place.socket is not None and not is_loopback(place.socket[0])]
     return (elsewhere or places)[:MAX_OWN]
+
+
+def several_runs(where: str, names: Mapping[str, str], choice: str) -> LocalError:
+    """HP-ADDR-004: there are several runs `where` (id → name); `choice` is the command that chooses one."""
+    return LocalError(
+        "HP-ADDR-004",
+        f"there are {len(names)} runs in {where}",
+        why=listed_runs(names),
+        fix=f"choose one: {choice}",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def listed_runs(names: Mapping[str, str]) -> str:
+    """The first MAX_SHOWN runs (id → name) with the option that chooses each."""
+    shown = [f"{name or 'one without a name'} (--run {run})" for run, name in names.items()]
+    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
+    return ", ".join(shown[:MAX_SHOWN]) + more
 
 
 def unusable(text: str, why: str) -> LocalError:

@@ -26,6 +26,7 @@ from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
+from hetpeer.dht.run_index import RunIndex
 from hetpeer.peer.arrival.destinations import (
     MAX_PLACES,
     MAX_SEEN,
@@ -33,6 +34,7 @@ from hetpeer.peer.arrival.destinations import (
     known_run,
     remember,
     remember_seen,
+    several_runs,
     worth_giving,
 )
 from hetpeer.peer.process.console import say
@@ -53,6 +55,8 @@ PEERS_LOOK_S = 30.0
 REACH_LOOK_S = 1.5
 TRIES, RETRY_S = 5, 1.0
 """Times that the peers are asked for the manifest, and seconds between two of them."""
+MAX_LISTED = 8
+"""Most runs that are looked for because the DHT lists them."""
 AMENDMENT_S = 8.0
 MAX_ADVERTISED = 8
 """Most peers asked because the DHT names them: anybody can publish there."""
@@ -112,7 +116,8 @@ async def arrived(
         for turn in rounds(named.addresses, places) if stays else rounds(everybody, None):
             remembered = before if turn.addresses != named.addresses else None
             try:
-                arrival = await _arrive(replace(config, peers=turn.addresses), home, named, remembered, stack)
+                there = replace(config, peers=turn.addresses)
+                arrival = await _arrive(there, home, named, remembered, stack, any_of_dht=known is None)
             except LocalError as error:
                 others_left = turn.pause_s == 0.0 and error.code in DOUBTFUL
                 if turn.pause_s is None or not (others_left or error.code in AWAY):
@@ -142,11 +147,13 @@ async def _arrive(
     named: Destination,
     remembered: Destination | None,
     stack: contextlib.AsyncExitStack,
+    *,
+    any_of_dht: bool,
 ) -> FoundRun:
     """Start a node and fetch the manifest; `stack` keeps the node running if that succeeds."""
     async with contextlib.AsyncExitStack() as attempt:
         node = await attempt.enter_async_context(_running(config, home))
-        found = await fetch_manifest(node, named.addresses, named.run, remembered)
+        found = await fetch_manifest(node, named.addresses, named.run, remembered, any_of_dht=any_of_dht)
         stack.push_async_exit(attempt.pop_all())
     return FoundRun(node, found.signed, found.peer)
 
@@ -222,15 +229,21 @@ class FetchedManifest:
 
 
 async def fetch_manifest(
-    node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
+    node: Node,
+    named: Sequence[Address],
+    run: str = "",
+    remembered: Destination | None = None,
+    *,
+    any_of_dht: bool = True,
 ) -> FetchedManifest:
     """The manifest of a run from the first peer that gives a valid one, with the latest amendment that any
     asked peer has.
 
     `run`: id of the run; empty: any. Asked are the peers at the `named` addresses, then `remembered` ones of
-    a run, then those that the DHT has for the run; all of a group at once. A wrong answer of a peer that was
+    a run, then those that the DHT has for the run; all of a group at once. If no run is named and no named
+    peer is in one, the run may be the only one of their DHT (`any_of_dht`). A wrong answer of a peer that was
     not named is only logged. Raises `LocalError` HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016
-    (another run), HP-RUN-026 (of a newer version) or HP-NET-006 (no peer serves one).
+    (another run), HP-RUN-026 (of a newer version), HP-NET-006 (no peer serves one) or HP-ADDR-004 (several).
     """
     peers = list(dict.fromkeys(address.peer_id for address in named))
     goal = run or (remembered.run if remembered is not None else "")
@@ -246,6 +259,8 @@ async def fetch_manifest(
             others = [peer for peer in await _advertised(node, goal) if peer not in asked]
             asked += others
             found = await _first(node, others, goal, refusals)
+        if found is None and not goal and any_of_dht and attempt == TRIES - 1:  # a peer that starts has a run
+            found = await _only_run(node, refusals)
         wrong = {peer: why for peer, why in refusals.items() if isinstance(why, LocalError)}
         if found is None and goal and (newer := [why for why in wrong.values() if why.code == TOO_OLD]):
             raise newer[0]  # its id was compared with the run's: every copy says the same
@@ -268,8 +283,8 @@ async def fetch_manifest(
         "HP-NET-006",
         f"no peer found that serves run {goal}" if goal else "no peer at the given address serves a run",
         why=silent or "no address was given",
-        fix="check the address with the person who gave it to you; to join through a rendezvous, use an "
-        "invite",
+        fix="check the address with the person who gave it to you, or use an invite; a run that has just "
+        "started is found in a moment",
         exit_code=ExitCode.NETWORK,
     )
 
@@ -298,6 +313,27 @@ async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError
     except HetpeerError as error:
         refusals[peer] = error
         return None
+
+
+async def _only_run(node: Node, refusals: dict[str, HetpeerError]) -> FetchedManifest | None:
+    """The manifest of the only run in the node's DHT; None if there is none. Raises `LocalError` HP-ADDR-004.
+
+    A run counts if a peer that advertises in it gives its manifest.
+    """
+    try:
+        listed = await RunIndex(node).read()
+    except RemoteError as error:
+        _log.debug("which runs there are: %s", error)
+        return None
+
+    async def look(run: str) -> FetchedManifest | None:
+        return await _first(node, await _advertised(node, run), run, refusals)
+
+    there = [found for found in await asyncio.gather(*map(look, listed[:MAX_LISTED])) if found is not None]
+    if len(there) > 1:
+        names = {found.signed.run_id: found.signed.manifest.name for found in there}
+        raise several_runs("the DHT of the given peers", names, "hetpeer join --bootstrap ADDR --run ID")
+    return there[0] if there else None
 
 
 async def _advertised(node: Node, run: str) -> list[str]:

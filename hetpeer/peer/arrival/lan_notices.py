@@ -13,15 +13,20 @@ from itertools import zip_longest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import printable
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
-from hetpeer.peer.arrival.destinations import MAX_ADDRESSES, RUN_ID, Destination, is_loopback
+from hetpeer.peer.arrival.destinations import (
+    MAX_ADDRESSES,
+    RUN_ID,
+    Destination,
+    is_loopback,
+    listed_runs,
+    several_runs,
+)
 
 SERVICE = "_hetpeer._tcp.local."
 VERSION = "1"
 PLACES = ("address", "address-2", "address-3")
 MAX_TEXT = 255
 """Bytes of one entry, `key=value`: DNS has one byte for its length."""
-MAX_SHOWN = 8
-"""Runs that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +70,14 @@ def chosen(heard: Iterable[Notice], run: str = "") -> Destination:
     runs: dict[str, list[Notice]] = {}
     for one in heard:
         runs.setdefault(one.run, []).append(one)
+    names = {one: peers[0].name for one, peers in runs.items()}
     if run and run not in runs:
-        others = f"; there are {_listed(runs)}" if runs else ""
+        others = f"; there are {listed_runs(names)}" if runs else ""
         raise nobody_nearby(f"no peer there is in run {run}{others}")
     if not runs:
         raise nobody_nearby("no peer answered there")
     if not run and len(runs) > 1:
-        raise LocalError(
-            "HP-ADDR-004",
-            f"there are {len(runs)} runs in the local network",
-            why=_listed(runs),
-            fix="choose one: hetpeer join --lan --run ID",
-            exit_code=ExitCode.USAGE,
-        )
+        raise several_runs("the local network", names, "hetpeer join --lan --run ID")
     (found,) = (run,) if run else runs
     turns = zip_longest(*(one.addresses for one in runs[found]))  # everybody's first one before any second
     places = dict.fromkeys(place for turn in turns for place in turn if place is not None)
@@ -93,12 +93,6 @@ def nobody_nearby(why: str) -> LocalError:
         fix="start a peer of the run with --lan as well, or give hetpeer join an invite",
         exit_code=ExitCode.NETWORK,
     )
-
-
-def _listed(runs: Mapping[str, list[Notice]]) -> str:
-    shown = [f"{peers[0].name or 'one without a name'} (--run {run})" for run, peers in runs.items()]
-    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
-    return ", ".join(shown[:MAX_SHOWN]) + more
 
 
 def _text(entries: Mapping[bytes, bytes | None], key: str) -> str:

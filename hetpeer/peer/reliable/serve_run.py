@@ -22,6 +22,7 @@ from hetpeer.dht.discovery import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
+from hetpeer.dht.run_index import RunIndex
 from hetpeer.peer.arrival.destinations import Invite
 from hetpeer.peer.arrival.find_run import tell_reach_forever
 from hetpeer.peer.arrival.invite_file import Inviting
@@ -188,7 +189,9 @@ def _beside(
     members: KnownMembers,
     roster: Roster,
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """Work beside the run's log: advert, progress, its curve, reachability, members, plans, a stand-in."""
+    """Work beside the run's log: advert, entry among the DHT's runs, progress, its curve, reachability,
+    members, plans, a stand-in.
+    """
 
     def service() -> CoordinatorService | None:
         return peer.service
@@ -199,6 +202,7 @@ def _beside(
         lambda: notable_of_reliable(peer.service),
         anything,
     )
+    yield RunIndex(node).register_forever(run.run_id)
     yield ReliableProgress(peer.replica, service).show_forever()
     yield write_forever(MetricsFile(run, peer.replica.records, SystemClock().wall), peer.ready)
     yield tell_reach_forever(node, reliable=True)
