@@ -137,3 +137,13 @@ def test_damage_gives_protocol_error_or_another_valid_state(position: int, value
     except ProtocolError:
         return
     assert loaded.parameters.shape == (COUNT,)
+
+
+def test_joined_vectors_are_read_where_they_lie_unless_a_piece_is_of_several() -> None:
+    parts = [np.arange(3, dtype=np.float32), np.arange(3, 8, dtype=np.float32)]
+    joined = block_state.Joined([block_state.Whole(part) for part in parts])
+    for begin in range(8):
+        for end in range(begin, 9):
+            assert joined.read(begin, end).tolist() == list(range(begin, end))
+    assert np.shares_memory(joined.read(3, 8), parts[1])
+    assert not np.shares_memory(joined.read(2, 4), parts[1])

@@ -77,9 +77,11 @@ class Joined:
         self.count = self._firsts[-1]
 
     def read(self, begin: int, end: int) -> Vector:
-        """Elements [begin, end), copied. Raises what the parts raise."""
-        values = np.empty(end - begin, dtype=FLOAT32)
+        """Elements [begin, end), copied if they are in several parts. Raises what the parts raise."""
         at, part = begin, bisect.bisect_right(self._firsts, begin) - 1
+        if begin < end <= self._firsts[part + 1]:
+            return self._parts[part].read(begin - self._firsts[part], end - self._firsts[part])
+        values = np.empty(end - begin, dtype=FLOAT32)
         while at < end:
             first, stop = self._firsts[part], min(self._firsts[part + 1], end)
             values[at - begin : stop - begin] = self._parts[part].read(at - first, stop - first)
