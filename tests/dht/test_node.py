@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,7 +34,7 @@ from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.node import node as node_module
 from hetpeer.dht.node.contacts import MAX_ASKED, Contacts
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import P2pdControl
+from hetpeer.dht.p2pd.p2pd_control import LATELY_S, P2pdControl
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
 from tests.dht.test_channel import until
@@ -342,6 +343,29 @@ async def test_who_has_hung_up_already_is_no_sign_that_p2pd_is_dead(
     assert contacts._met.keys() == {peer for peer, _ in here} >= {child.report["peer_id"]}
 
 
+async def test_peers_are_asked_for_once_in_a_burst_and_those_not_seen_again(
+    child: ChildPeer, node: Node
+) -> None:
+    asked = 0
+
+    class Counting(P2pdControl):
+        async def _ask(self, request: Any, timeout_s: float) -> Any:
+            nonlocal asked
+            asked += 1
+            return await super()._ask(request, timeout_s)
+
+    control = Counting((await node.session()).control.path)
+    for _ in range(5):
+        assert await control.connected_lately(child.report["peer_id"])
+    assert asked == 1
+    for times in (2, 3):
+        assert not await control.connected_lately(node.peer_id)
+        assert asked == times, "it may have come meanwhile"
+    control._connected_at -= LATELY_S
+    assert await control.connected_lately(child.report["peer_id"])
+    assert asked == 4
+
+
 async def _answer_once(stream) -> None:
     await stream.receive(timeout_s=5)
     await stream.send({"ok": True})
@@ -400,6 +424,7 @@ async def test_a_dht_that_does_not_answer_is_not_waited_for(
     node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
     assert node.p2pd_pid is not None
     os.kill(node.p2pd_pid, signal.SIGSTOP)
+    await until(lambda: psutil.Process(node.p2pd_pid).status() == psutil.STATUS_STOPPED)
     monkeypatch.setattr(table, "DEADLINE_S", 0.5)
     try:
         with pytest.raises(RemoteError) as caught:

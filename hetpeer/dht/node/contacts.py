@@ -100,7 +100,7 @@ class Contacts:
         nothing listens. Then a peer that was away is found within a try of its return. Raises `P2pdError`.
         """
         places = self._places(peer_id)
-        if not places or peer_id in {peer for peer, _ in await control.connections()}:
+        if not places or await control.connected_lately(peer_id):
             return True
         found = await asyncio.gather(*(listens(*place.socket, KNOCK_S) for place in places if place.socket))
         there = [place for place, answers in zip(places, found, strict=True) if answers]

@@ -9,6 +9,7 @@ call: elsewhere it may be the only other peer that is away.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from ipaddress import ip_address
 
 LINE_LOOK_S = 0.5
@@ -60,16 +61,18 @@ def machine_addresses() -> set[str]:
     """IP addresses of this machine, without those that only this machine or its own network cable knows."""
     import psutil
 
-    found = set()
-    for entries in psutil.net_if_addrs().values():
-        for entry in entries:
-            try:
-                ip = ip_address(entry.address.partition("%")[0])
-            except ValueError:  # of a network card
-                continue
-            if not ip.is_loopback and not ip.is_link_local:
-                found.add(str(ip))
-    return found
+    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    return {ip for entry in entries if (ip := _known_beyond(entry.address))}
+
+
+@lru_cache(256)
+def _known_beyond(address: str) -> str:
+    """The IP address if others can know it, else empty. This is asked twice a second, of the same few."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:  # of a network card
+        return ""
+    return "" if ip.is_loopback or ip.is_link_local else str(ip)
 
 
 def talks_from(pid: int, addresses: Collection[str]) -> str:

@@ -8,6 +8,8 @@ for this, because it wraps streams in StreamReader, which copies each payload tw
 from __future__ import annotations
 
 import asyncio
+import math
+from functools import lru_cache
 from typing import Any
 
 import base58
@@ -22,6 +24,10 @@ MAX_MESSAGE = 4 * 1024 * 1024
 """Bytes of one control message: the limit that p2pd itself keeps."""
 _OWN_DEADLINE_S = 5.0
 """Deadline of requests that p2pd answers without the network; a healthy one needs about 1 ms."""
+LATELY_S = 0.25
+"""Age in seconds up to which `connected_lately` believes an answer: one operation of the DHT asks for a dozen
+peers within that time.
+"""
 
 
 class P2pdError(RemoteError):
@@ -41,6 +47,8 @@ class P2pdControl:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._connected: frozenset[str] = frozenset()
+        self._connected_at = -math.inf
 
     async def own_addresses(self) -> list[Address]:
         """Addresses at which p2pd believes that others can reach us. Raises `P2pdError`."""
@@ -52,7 +60,17 @@ class P2pdControl:
     async def connections(self) -> list[tuple[str, str]]:
         """(peer id, address of the remote end) of each open connection. Raises `P2pdError`."""
         answer = await self._ask(_pb().Request(type=_pb().Request.LIST_PEERS), _OWN_DEADLINE_S)
-        return [(base58.b58encode(peer.id).decode(), text_of(b"".join(peer.addrs))) for peer in answer.peers]
+        found = [(_peer_id(peer.id), text_of(b"".join(peer.addrs))) for peer in answer.peers]
+        self._connected = frozenset(peer for peer, _ in found)
+        self._connected_at = asyncio.get_running_loop().time()
+        return found
+
+    async def connected_lately(self, peer_id: str) -> bool:
+        """Whether a peer is connected, or was within the last LATELY_S. Raises `P2pdError`."""
+        fresh = asyncio.get_running_loop().time() - self._connected_at < LATELY_S
+        if not (fresh and peer_id in self._connected):
+            await self.connections()
+        return peer_id in self._connected
 
     async def addresses_of(self, peer_id: str) -> list[Address]:
         """Addresses at which p2pd knows a peer to listen; instant for a connected one. Raises `P2pdError`."""
@@ -124,6 +142,12 @@ class P2pdControl:
         finally:
             if wire is not None:
                 wire.abort()
+
+
+@lru_cache(1024)
+def _peer_id(raw: bytes) -> str:
+    """The text of a peer id: base58 is slow, and the same few peers come again and again."""
+    return base58.b58encode(raw).decode()
 
 
 def _pb() -> Any:
