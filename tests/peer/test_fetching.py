@@ -30,6 +30,7 @@ from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage import file_service, replication, state_cache
 from hetpeer.bootstrap.storage.checkpoints import record_of
 from hetpeer.bootstrap.storage.file_service import (
+    MUCH,
     PROTOCOL,
     BusyError,
     FileService,
@@ -37,6 +38,7 @@ from hetpeer.bootstrap.storage.file_service import (
     ServedRunFiles,
     fetch,
     fetch_file,
+    fetch_into,
     fetch_patiently,
 )
 from hetpeer.bootstrap.storage.replication import KEEP, CheckpointReplication
@@ -133,7 +135,9 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
     try:
         for name in ("server", "empty", "asker"):
             known = tuple(address_of(node) for node in nodes)
-            nodes.append(await Node.start(NodeConfig(peers=known), Identity.create(folder / name)))
+            port = 0 if name == "server" else None
+            config = NodeConfig(peers=known, direct_port=port)
+            nodes.append(await Node.start(config, Identity.create(folder / name)))
         states = States(run)
         shelf = ServedRunFiles(run, MembershipConfig(run.signed, run.path), states.find)
         await nodes[0].serve(PROTOCOL, FileService(shelf).handle)
@@ -152,6 +156,25 @@ async def test_a_name_that_a_peer_does_not_have(network: Network) -> None:
         await fetch(network.asker, network.server.peer_id, "file/" + "0" * 64, 100)
     assert caught.value.code == "HP-SYNC-002"
     assert network.server.peer_id in caught.value.line()
+
+
+async def test_what_may_be_large_is_fetched_past_libp2p(network: Network, tmp_path: Path) -> None:
+    asker, server, graph = network.asker, network.server.peer_id, network.run.manifest.blocks[0].graph
+    with GrowingFile(tmp_path / "it") as file:
+        await fetch_into(asker, server, f"file/{graph.blake3}", MUCH - 1, file)
+        assert server not in asker.direct.leads
+        await fetch_into(asker, server, f"file/{graph.blake3}", MUCH, file)
+        assert server in asker.direct.leads
+        whole = network.run.graph_path(network.run.manifest.blocks[0]).read_bytes()
+        assert bytes(read(file.part, 0, graph.bytes)) == whole
+    shelf = ServedRunFiles(
+        network.run, MembershipConfig(network.run.signed, network.run.path), network.states.find
+    )
+    await asker.serve(PROTOCOL, FileService(shelf).handle)
+    with GrowingFile(tmp_path / "it") as file:  # from a peer without a direct port
+        await fetch_into(network.server, asker.peer_id, f"file/{graph.blake3}", MUCH, file)
+        assert asker.peer_id not in network.server.direct.leads
+        assert bytes(read(file.part, 0, graph.bytes)) == whole
 
 
 async def test_a_busy_peer_is_no_peer_without_the_file_and_is_asked_again(

@@ -42,6 +42,10 @@ ANSWER_TIMEOUT_S = 60.0
 """Seconds until an answer begins: a holder may have to finish applying an update first."""
 FILE_TIMEOUT_S = 15.0
 """Seconds until an answer about a file begins."""
+MUCH, FIND_S = 1 << 24, 10.0
+"""A file or state that may have so many bytes or more is fetched past libp2p if a way is found within so many
+seconds: for half the processor time.
+"""
 BUSY_RETRY_S, BUSY_S = 2.0, 120.0
 """Seconds until a busy peer is asked again, and for which it is asked again."""
 
@@ -164,7 +168,7 @@ async def fetch_into(
 
     Raises as `fetch`, and what `into` raises.
     """
-    async with _asked(node, peer_id, name, limit, answer_s) as (stream, nbytes, facts):
+    async with _asked(node, peer_id, name, limit, answer_s, much=limit >= MUCH) as (stream, nbytes, facts):
         into.begin(nbytes)
         await stream.receive_pieces(lambda begin, piece: to_its_end(into.write, begin, piece))
         return facts
@@ -172,10 +176,11 @@ async def fetch_into(
 
 @asynccontextmanager
 async def _asked(
-    node: Node, peer_id: str, name: str, limit: int, answer_s: float
+    node: Node, peer_id: str, name: str, limit: int, answer_s: float, *, much: bool = False
 ) -> AsyncIterator[tuple[Stream, int, Mapping[str, Any]]]:
     """Ask for `name`; the stream with the answer's payload, its length, and the facts. Raises as `fetch`."""
-    async with await node.open(peer_id, PROTOCOL) as stream:
+    direct = await node.open_directly(peer_id, PROTOCOL, timeout_s=FIND_S) if much else None
+    async with direct or await node.open(peer_id, PROTOCOL) as stream:
         await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
         frame = await stream.receive(payload_limit=limit, timeout_s=answer_s)
         if frame.header.get("busy") is True:
