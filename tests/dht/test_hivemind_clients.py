@@ -16,11 +16,14 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import NOTE_TTL_S, Advert, LeftoverIds, Roster, TaskBoard, TaskNote
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.table import MAX_RECORDS
 from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
+from hetpeer.dht.p2pd.p2pd_process import P2pd
 from hetpeer.dht.run_index import RunIndex
 from tests.dht.hivemind_programs import client, hivemind_dht
 
@@ -146,3 +149,24 @@ async def test_foreign_records_under_our_keys_harm_nobody(
     told = [record for record in caplog.records if "did not write" in record.message]
     assert len(told) <= 2, "one line for each of two nodes"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_clock_that_is_off_is_noticed_at_a_node_of_hiveminds_own(
+    tmp_path: Path, address: str, running: AsyncExitStack
+) -> None:
+    clock = ShiftedClock()
+    clock.shift = -600.0
+    with pytest.raises(LocalError, match="HP-NET-004: this machine's clock is 600 s behind"):
+        await started(running, tmp_path / "key", address, clock)
+
+
+async def test_what_is_neither_ours_nor_hiveminds_is_no_way_in(
+    tmp_path: Path, running: AsyncExitStack
+) -> None:
+    """A libp2p program that speaks neither protocol."""
+    bare = await P2pd.start(NodeConfig(), Identity.create(tmp_path / "bare"), port=0)
+    running.push_async_callback(bare.close)
+    (place, *_) = await P2pdControl(bare.control_path).own_addresses()
+    with pytest.raises(LocalError, match="HP-NET-002") as caught:
+        await started(running, tmp_path / "key", str(place))
+    assert "neither a hetpeer of this version nor a node of hivemind's DHT" in caught.value.why

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 import pytest_asyncio
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
@@ -74,7 +75,8 @@ class Mallory:
         said: list[bool] = []
         for first in range(0, len(records), AT_ONCE):
             subkeys, values, expirations = zip(*records[first : first + AT_ONCE], strict=True)
-            said += await protocol.call_store(
+            said += await DHTProtocol.call_store(
+                protocol,
                 PeerID.from_base58(self.victim.peer_id),
                 [DHTID.generate(source=key)] * len(values),
                 values,

@@ -11,7 +11,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import timed_storage
 
 from hetpeer.dht.kademlia import records
-from hetpeer.dht.kademlia.records import MAX_ENVELOPE, RecordStorage, _believed
+from hetpeer.dht.kademlia.records import MAX_ENVELOPE, RecordStorage, Serializer, _believed
 from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
 from tests.dht.identities import identities
 
@@ -130,6 +130,25 @@ def test_cheap_identities_are_as_good_as_others() -> None:
     """Or the tests of floods would show nothing."""
     some = identities(3)
     assert len({one.peer_id for one in some}) == 3
+
+
+def test_records_with_subkeys_of_any_type_hide_no_other() -> None:
+    """hivemind cannot even read them: it does not know which of a text and a number is the smaller one."""
+    expires = time.time() + 9
+    odd = [
+        [7, b"", expires],
+        [["list"], b"", expires],
+        ["b", 7, expires],
+        ["c", b"", None],
+    ]
+    items = [["alice", b"value", expires], *odd, ["bob", b"value", expires]]
+    packed = msgpack.packb([None, expires, items])
+    with pytest.raises(TypeError):
+        DictionaryDHTValue.unpackb(packed)
+    read = Serializer.loads(msgpack.packb(msgpack.ExtType(0x50, packed)))
+    assert isinstance(read, DictionaryDHTValue)
+    assert set(read.data) == {"alice", "bob"}
+    assert set(Serializer.loads(Serializer.dumps(read)).data) == {"alice", "bob"}
 
 
 def test_what_an_answer_says_of_all_its_records_is_not_believed() -> None:

@@ -22,6 +22,7 @@ from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.run_index import RunIndex
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import find_run
 from hetpeer.peer.arrival.destinations import Destination, known_run, remember, remember_seen
@@ -215,3 +216,61 @@ async def test_a_peer_that_hands_out_another_run_is_passed_over_for_one_that_the
             await fetch_manifest(newcomer, [address(newcomer)], "0" * 32)
         assert caught.value.code == "HP-NET-006"
         assert "0" * 32 in caught.value.what
+
+
+async def advertise(node: Node, run_id: str, registered: bool = True) -> None:
+    """Be found in the run, and register it if `registered`."""
+    assert await Roster(node, run_id).publish(Advert(role="reliable", addresses=tuple(node.addresses())))
+    if registered:
+        assert await RunIndex(node).register(run_id)
+
+
+async def test_without_a_name_the_only_run_of_the_dht_is_found_and_of_several_none(
+    run: RunDirectory, other: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registered run counts only if somebody gives its manifest."""
+    monkeypatch.setattr(find_run, "RETRY_S", 0.0)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        rendezvous = await stack.enter_async_context(running(keys))
+        one, two, liar, newcomer = [
+            await stack.enter_async_context(running(keys, rendezvous)) for _ in range(4)
+        ]
+        named = [address(rendezvous)]
+        await serve_damaged(liar, run)
+        await advertise(liar, "0" * 32)
+        with pytest.raises(LocalError, match="HP-NET-006"):
+            await fetch_manifest(newcomer, named)
+        await serve(one, run, tmp_path)
+        await advertise(one, run.run_id)
+        found = await fetch_manifest(newcomer, named)
+        assert (found.signed.run_id, found.peer) == (run.run_id, one.peer_id)
+        with pytest.raises(LocalError, match="HP-NET-006"):
+            await fetch_manifest(newcomer, named, any_of_dht=False)
+        await serve(two, other, tmp_path)
+        await advertise(two, other.run_id)
+        with pytest.raises(LocalError, match="HP-ADDR-004: there are 2 runs") as caught:
+            await fetch_manifest(newcomer, named)
+        assert all(f"(--run {one.run_id})" in caught.value.why for one in (run, other))
+        assert (await fetch_manifest(newcomer, named, other.run_id)).peer == two.peer_id
+
+
+async def test_a_home_goes_back_to_its_run_and_to_no_other_of_the_same_dht(
+    run: RunDirectory, other: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find_run, "RETRY_S", 0.0)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        rendezvous = await stack.enter_async_context(running(keys))
+        one, two = [await stack.enter_async_context(running(keys, rendezvous)) for _ in range(2)]
+        await serve(one, run, tmp_path)
+        await advertise(one, run.run_id, registered=False)
+        await serve(two, other, tmp_path)
+        await advertise(two, other.run_id)
+        (tmp_path / "home").mkdir()
+        home = Home(tmp_path / "home")
+        remember(home.path, run.run_id, [address(rendezvous)])
+        async with arrived(NodeConfig(peers=(address(rendezvous),)), home) as arrival:
+            assert arrival.signed.run_id == run.run_id

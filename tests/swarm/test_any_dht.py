@@ -38,8 +38,8 @@ async def test_a_node_of_hivemind_is_a_way_into_the_run_of_its_dht(swarm: Swarm)
     training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
     layouts = (((0, len(swarm.run.manifest.blocks)),),)
     swarm.run = resign(swarm.run, training=training, layouts=layouts)
-    async with hivemind_dht() as address:
-        await swarm.bootstrap("--peers", address)
+    async with hivemind_dht() as first, hivemind_dht(first) as address:
+        await swarm.bootstrap("--peers", first)
         volunteer = swarm.volunteer("volunteer", via=address)
         await swarm.committed(2)
         adverts = ast.literal_eval(await client(example(), ADDRESS=address, RUN=swarm.run.run_id))

@@ -33,6 +33,7 @@ from hivemind.dht import protocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
 
 from hetpeer.dht.base.errors import ProtocolError
@@ -48,6 +49,8 @@ MAX_ENVELOPE = 64 + MAX_PUBLIC_BYTES + MAX_KEY_BITS // 8
 _KEY, _SIGNATURE, _RECORD = "key", "signature", "record"
 _HEAD: bytes = msgpack.Packer().pack_map_header(3)
 _DOMAIN = b"hetpeer DHT record 2\0"
+_DICTIONARY = 0x50
+"""hivemind's msgpack extension for the records of a key."""
 MAX_FOREIGN_RECORDS = 8192
 """Records under all foreign keys together: about 30 MB."""
 RECOUNT_S = 1.0
@@ -193,8 +196,36 @@ class NoCache(DHTLocalStorage):  # type: ignore[misc]
         return False
 
 
+class ForeignDictionary(DictionaryDHTValue):  # type: ignore[misc]
+    """The records of a key as another node packs them; those of foreign types are left out.
+
+    hivemind orders subkeys in a heap: it cannot read a dictionary with a text and a number among them, and
+    then drops the whole answer, and the node that gave it.
+    """
+
+    @classmethod
+    def unpackb(cls, raw: bytes) -> ForeignDictionary:
+        """The dictionary in `raw`; raises what a wrong form does, which hivemind takes for no answer."""
+        _, _, items = MSGPackSerializer.loads(raw)
+        read = cls()
+        with read.freeze():
+            for subkey, value, expires in items:
+                if isinstance(subkey, str) and isinstance(value, bytes) and isinstance(expires, float):
+                    read.store(subkey, value, expires)
+        return read
+
+
+class Serializer(MSGPackSerializer):  # type: ignore[misc]
+    """hivemind's serializer, which reads dictionaries as `ForeignDictionary`."""
+
+    _ext_type_codes = MSGPackSerializer._ext_type_codes | {_DICTIONARY: ForeignDictionary}  # noqa: SLF001
+    _ext_types = MSGPackSerializer._ext_types | {ForeignDictionary: _DICTIONARY}  # noqa: SLF001
+
+
 class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
     """hivemind's protocol. It keeps the name, after which its handlers are named on the wire."""
+
+    serializer = Serializer
 
     @classmethod
     async def create(cls, *args: Any, **kwargs: Any) -> DHTProtocol:
@@ -211,6 +242,14 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
             return None
         return {key: (_believed(value), nearest) for key, (value, nearest) in found.items()}
 
+    async def call_store(self, *args: Any, **kwargs: Any) -> list[bool] | None:
+        """Ask a peer to store records; None, as for no answer, if it refuses all of them.
+
+        hivemind would count it as one that stores them, and take its refusal for that of all nodes.
+        """
+        said: list[bool] | None = await super().call_store(*args, **kwargs)
+        return said if said is not None and any(said) else None
+
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
         """Remove invalid records, which would hide others; False: none left, or more than MAX_RECORDS.
 
@@ -218,7 +257,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
         """
         envelopes = 0
         for subkey, (value, _) in list(dictionary.data.items()):
-            if not isinstance(value, bytes) or _open(value) is None:
+            if _open(value) is None:
                 del dictionary[subkey]
                 self.record_validator.keys.refuse(key_bytes)
             else:

@@ -114,7 +114,8 @@ async def arrived(
         places = before.addresses if before is not None else None
         everybody = tuple(dict.fromkeys((*named.addresses, *(places or ()))))
         for turn in rounds(named.addresses, places) if stays else rounds(everybody, None):
-            remembered = before if turn.addresses != named.addresses else None
+            only_named = turn.addresses == named.addresses != everybody
+            remembered = None if only_named else before
             try:
                 there = replace(config, peers=turn.addresses)
                 arrival = await _arrive(there, home, named, remembered, stack, any_of_dht=known is None)
