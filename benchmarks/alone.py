@@ -1,7 +1,10 @@
 """The opponent: a run's own model, microbatches and optimizer in one process, with nothing but torch.
 
 `python -m benchmarks.alone RUN --threads N` trains. At the end of each step it prints a line of JSON with the
-monotonic time and the seconds that the step took; with `--held-out`, at last, the held-out loss.
+monotonic time, the seconds that the step took, and its loss; with `--held-out`, at last, the held-out loss.
+
+With `--last-first` each step adds up its microbatches from the last to the first. In exact arithmetic that
+changes nothing; how far two such processes part is what rounding errors alone become in this run.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from tests.reference.torch_optimizer import optimizer_of
+from tests.reference.torch_optimizer import clip_gradients, optimizer_of
 
 NAMED = "hf:"
 
@@ -45,22 +48,24 @@ def loss_of(model: nn.Module, arrays: dict[str, Any]) -> Tensor:
     return loss
 
 
-def train(run: RunDirectory, model: nn.Module, steps: int) -> Iterator[float]:
-    """Seconds of each step. It trains as tests/reference/eager_training.py does."""
+def train(run: RunDirectory, model: nn.Module, last_first: bool = False) -> Iterator[tuple[float, float]]:
+    """Seconds and loss of each step. It trains as tests/reference/eager_training.py does."""
     settings, batches, plan = run.manifest.training, run.batches(), run.weighted_plan()
     optimizer, rate = optimizer_of(model, settings.model_dump())
     model.train()
-    for step in range(steps):
-        began = time.perf_counter()
+    for step in range(settings.steps):
+        began, total = time.perf_counter(), 0.0
         optimizer.zero_grad()
         weights = plan.training_weights(step)
-        for microbatch, weight in enumerate(weights):
-            loss = loss_of(model, batches.microbatch(step, microbatch))
-            (loss * (weight / sum(weights))).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or torch.inf)
+        for microbatch in sorted(range(len(weights)), reverse=last_first):
+            share = weights[microbatch] / sum(weights)
+            loss = loss_of(model, batches.microbatch(step, microbatch)) * share
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        clip_gradients(model, settings.clip_norm or torch.inf)
         optimizer.step()
         rate.step()
-        yield time.perf_counter() - began
+        yield time.perf_counter() - began, total
 
 
 @torch.no_grad()
@@ -86,12 +91,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--stop-after", type=int, help="stop there (SIGSTOP) until SIGCONT comes")
     parser.add_argument("--held-out", action="store_true", help="compute the held-out loss at the end")
+    parser.add_argument("--last-first", action="store_true", help="add up microbatches from the last one on")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     run = RunDirectory.open(options.run)
     model = module(run)
-    for step, seconds in enumerate(train(run, model, run.manifest.training.steps), 1):
-        tell(ended=time.monotonic(), seconds=seconds)
+    for step, (seconds, loss) in enumerate(train(run, model, options.last_first), 1):
+        tell(ended=time.monotonic(), seconds=seconds, loss=loss)
         if step == options.stop_after:
             os.kill(os.getpid(), signal.SIGSTOP)
     if options.held_out:

@@ -7,9 +7,9 @@ seconds later. One process with two threads trains the same microbatches in the 
 AdamW: the first half of its steps before the swarm and the second half after it, so that both meet the
 machine's moods alike.
 
-Compared are the seconds of a step and the held-out losses. Every two seconds the proportional set size of
-every process of every volunteer is read, and compared with `--ram-limit`. `--trace` also says how long each
-volunteer's worker was busy with what.
+Compared are the seconds of a step, the losses of all steps and the held-out losses. Every two seconds the
+proportional set size of every process of every volunteer is read, and compared with `--ram-limit`. `--trace`
+also says how long each volunteer's worker was busy with what.
 
 With `--swarm-only` no process trains alone: one of 1.3 billion parameters does not fit on this machine, and
 four volunteers that keep what updates need on the disk do.
@@ -44,7 +44,9 @@ from benchmarks.proportional_memory import MemoryWatch
 from benchmarks.swarm import Swarm, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.training_curve import curve_points
 from hetpeer.peer.limits.amounts import share_or_bytes
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.span_trace import SUFFIX
@@ -57,9 +59,9 @@ BY_STEP, IN_ALL, NEAR = 0.9, 0.85, 1e-5
 held-out losses.
 """
 SIZES = ("layers", "width", "heads", "context", "vocabulary", "steps", "batch_size", "volunteers", "kill_at")
+"""Options that are kept for the figures to be those of the whole benchmark."""
 LARGE = 1_000_000_000
 """Parameters from which a result is that of the large model."""
-"""Options that are kept for the figures to be those of the whole benchmark."""
 MIB = 2**20
 
 
@@ -125,6 +127,7 @@ class OneProcess:
         self._steps = steps
         self._within_s = within_s
         self.step_s: list[float] = []
+        self.losses: list[float] = []
 
     @classmethod
     async def start(cls, run: RunDirectory, folder: Path, within_s: float) -> OneProcess:
@@ -137,15 +140,19 @@ class OneProcess:
 
     async def first_half(self) -> None:
         """Return when it holds still."""
-        while len(self.step_s) < self._steps // 2:
-            self.step_s.append((await self._said())["seconds"])
+        await self._until(self._steps // 2)
 
     async def second_half(self) -> float:
         """The held-out loss at the end."""
         os.kill(self._child.pid, signal.SIGCONT)
-        while len(self.step_s) < self._steps:
-            self.step_s.append((await self._said())["seconds"])
+        await self._until(self._steps)
         return (await self._said())["held_out"]
+
+    async def _until(self, steps: int) -> None:
+        while len(self.step_s) < steps:
+            said = await self._said()
+            self.step_s.append(said["seconds"])
+            self.losses.append(said["loss"])
 
     async def _said(self) -> dict[str, float]:
         said: dict[str, float] = json.loads(await self._child.next_line(self._within_s))
@@ -224,27 +231,34 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
         held_out = await alone.second_half()
     finally:
         await alone.end()
-    return outcome(
-        run, options, swarm, compared(alone.step_s, swarm, held_out, evaluations(run)[options.steps])
-    )
+    return outcome(run, options, swarm, compared(run, swarm, alone, held_out))
 
 
-def compared(alone_s: list[float], swarm: dict[str, Any], held_out: float, ours: float) -> dict[str, Any]:
-    """The swarm beside the one process, with steps of `alone_s` seconds: speed, and the held-out losses."""
-    middle = statistics.median(alone_s)
+def compared(run: RunDirectory, swarm: dict[str, Any], alone: OneProcess, held_out: float) -> dict[str, Any]:
+    """The swarm beside the one process: speed, the losses of all steps, and the held-out losses."""
+    middle = statistics.median(alone.step_s)
+    ours = evaluations(run)[len(alone.step_s)]
+    apart = [abs(one / other - 1) for one, other in zip(step_losses(run), alone.losses, strict=True)]
     return {
         "one_process": {
             "threads": THREADS,
-            "step_s": [round(seconds, 3) for seconds in alone_s],
+            "step_s": [round(seconds, 3) for seconds in alone.step_s],
             "median_s": middle,
             "held_out": held_out,
         },
         "speed": {
             "by_step": round(middle / statistics.median(swarm["step_s"]), 3),
-            "in_all": round(sum(alone_s) / swarm["all_s"], 3),
+            "in_all": round(sum(alone.step_s) / swarm["all_s"], 3),
         },
+        "step_losses_apart": [float(f"{one:.2g}") for one in apart],
         "difference": abs(ours - held_out) / held_out,
     }
+
+
+def step_losses(run: RunDirectory) -> list[float]:
+    """The loss of each step that counts, from the first."""
+    points = curve_points(run.manifest, list(read_log(run.log_path)))
+    return [point["loss"] for point in points if point["kind"] == "step"]
 
 
 def outcome(run: RunDirectory, options: Any, swarm: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
@@ -282,6 +296,11 @@ def outcome(run: RunDirectory, options: Any, swarm: dict[str, Any], beside: dict
     }
 
 
+def told_steps(steps: int) -> list[int]:
+    """The second step, whose loss is the first after an update, and every fifth of the run's steps."""
+    return [2, *range(max(steps // 5, 3), steps + 1, max(steps // 5, 1))]
+
+
 def show(figures: dict[str, Any]) -> None:
     swarm = figures["swarm"]
     print(
@@ -295,6 +314,9 @@ def show(figures: dict[str, Any]) -> None:
             f"one process: {alone['median_s']:.2f} s ({speed['by_step']:.2f} by step, {speed['in_all']:.2f} "
             f"in all), held-out loss {alone['held_out']:.6f} ({figures['difference']:.1e})"
         )
+        apart = figures["step_losses_apart"]
+        told = ", ".join(f"{apart[step - 1]:.1e} in step {step}" for step in told_steps(len(apart)))
+        print(f"losses of steps, relative difference: {told}")
     for number, memory in swarm["memory"].items():
         parts = ", ".join(f"{kind} {mib:.0f}" for kind, mib in memory["largest_mib"].items())
         print(f"volunteer {number}: {memory['all_mib']:.0f} MiB at most (each at most: {parts})")

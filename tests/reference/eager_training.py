@@ -13,13 +13,13 @@ import msgpack
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetpeer.bootstrap.model_checks.drawn_dropout import DrawnDropout
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.operators.random_draws import Draw
 from tests.reference.delayed_parameters import DelayedParameters
-from tests.reference.torch_optimizer import optimizer_of
+from tests.reference.torch_optimizer import clip_gradients, optimizer_of
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -61,7 +61,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
                     parts[number] = loss_of(step, number) if weight else torch.zeros((), requires_grad=True)
                     torch.autograd.backward(parts[number] * (weight / sum(weights)))
             losses.append(fmean([part.item() for part in parts.values()], weights))
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+            norms.append(clip_gradients(model, clip).item())
             delayed.forth(settings.get("compensation", 0.0))
             optimizer.step()
             rate.step()

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hetpeer.bootstrap.model_checks.two_norm import two_norm
 from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
@@ -88,12 +89,12 @@ class BlockGradients:
         for name in self._parts:
             self.norms.setdefault(name, 0.0)
             apart = self._apart.pop(name, None)
-            self.differences[name] = 0.0 if apart is None else float(apart.norm())
+            self.differences[name] = 0.0 if apart is None else two_norm([apart])
         self._parts.clear()
 
     def _came(self, name: str, gradient: Tensor) -> None:
         self._awaited.discard(name)
-        self.norms[name] = float(gradient.norm())
+        self.norms[name] = two_norm([gradient])
         apart = self._apart.pop(name, None)
         self._part(name, gradient if apart is None else apart.add_(gradient))
 
@@ -105,7 +106,7 @@ class BlockGradients:
             if apart is not None:
                 self._apart[name] = apart
         else:
-            self.differences[name] = 0.0 if apart is None else float(apart.norm())
+            self.differences[name] = 0.0 if apart is None else two_norm([apart])
 
     @torch.enable_grad()  # a hook of a backward has none
     def _backward(self) -> None:

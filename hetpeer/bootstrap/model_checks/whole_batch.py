@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpeer.bootstrap.model_checks.drawn_dropout import BERNOULLI, DISTRIBUTIONS
 from hetpeer.bootstrap.model_checks.module_mode import mode_kept
+from hetpeer.bootstrap.model_checks.two_norm import two_norm
 from hetpeer.stages.data.sample_weights import Weights, share
 from hetpeer.stages.data.shards import Arrays
 
@@ -107,8 +108,8 @@ def compare_split(model: nn.Module, batch: Arrays, size: int, weights: Weights) 
             return None
     if not math.isfinite(whole + split):
         return None
-    norm = _norm(gradient.values())
-    apart = _norm(gradient[name] - summed[name] for name in gradient)
+    norm = two_norm(gradient.values())
+    apart = two_norm(gradient[name] - summed[name] for name in gradient)
     return Split(samples=samples, whole=whole, parts=split, difference=apart / max(norm, 1e-30))
 
 
@@ -132,8 +133,3 @@ def _computed(
     finally:
         model.zero_grad()
     return loss, found
-
-
-def _norm(parts: Any) -> float:
-    """2-norm of several tensors together."""
-    return float(torch.stack([part.norm() for part in parts] or [torch.zeros(())]).norm())
