@@ -123,6 +123,10 @@ class Advert(BaseModel):
     """Disk offered for what does not fit into memory."""
     offload: Label = ""
     """Allowed kinds of offload: auto, none, host or disk; empty: the peer's version knows none."""
+    processor: Label = ""
+    """A mark that volunteers have in common which compute on one processor, or one GPU; empty: unknown."""
+    processor_part: Share = 0.0
+    """Fraction of that processor that its worker takes while it computes; 0: unknown."""
     device: Label = ""
     reach: Label = ""
     """public: takes connections; private: takes none; unknown."""

@@ -16,12 +16,12 @@ from tests.simulation.lying_swarms import BLOCKS, said
 
 def played(seed: int, *, faults: int, staleness: int = 0) -> CheckedSwarm:
     config = HistoryConfig(
-        volunteers=4, layouts=LAYOUTS[2], steps=40, checkpoint_every=10, staleness=staleness
+        volunteers=4, layouts=LAYOUTS[2], steps=60, checkpoint_every=10, staleness=staleness
     )
     swarm = CheckedSwarm(seed, config, CheckedSymbols(BLOCKS), Coverage())
     if faults:
         Faults(swarm, faults)
-    Arrangements(swarm, seed, 60.0)
+    Arrangements(swarm, seed, 40.0)
     swarm.run(3000.0)
     return swarm
 

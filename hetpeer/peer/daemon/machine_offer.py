@@ -15,7 +15,7 @@ import psutil
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.limits.amounts import bytes_text, share, share_or_bytes
 from hetpeer.peer.limits.settings import Settings
-from hetpeer.peer.training.volunteer_figures import MainMemory, memory_text
+from hetpeer.peer.training.volunteer_figures import MainMemory, ProcessorPart, memory_text
 from hetpeer.peer.transport.tensor_schema import BUNDLES, MOST_BUNDLES
 from hetpeer.stages.block import device
 from hetpeer.stages.block.offload import Offload
@@ -23,6 +23,7 @@ from hetpeer.stages.ipc.worker_messages import WorkerInfo
 from hetpeer.stages.pipeline.division import sure_room
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand, kinds_of
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MAX_ARITHMETIC = 200
 """Characters of that text in the event log (bootstrap/log/evidence.py)."""
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
@@ -171,6 +172,27 @@ def rate_offered(measured: float, limit: float) -> float:
 def on_gpu(info: WorkerInfo) -> bool:
     """Whether the worker computes on one."""
     return info.device != "cpu"
+
+
+def processor_of(infos: Sequence[WorkerInfo], boot_id: str, cores: int) -> ProcessorPart:
+    """What the workers compute on: a GPU by its own id, else the processor of this boot. Pure.
+
+    Several devices are not known to be shared as a whole, and a boot id may not be had.
+    """
+    if len(infos) != 1:
+        return ProcessorPart()
+    (info,) = infos
+    if on_gpu(info):
+        return ProcessorPart(info.device_uuid, 1.0) if info.device_uuid else ProcessorPart()
+    return ProcessorPart(boot_id, min(1.0, info.threads / cores)) if boot_id else ProcessorPart()
+
+
+def boot_id() -> str:
+    """The id of this boot of the kernel, which its containers have in common; empty if it has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def computes_on(infos: Sequence[WorkerInfo], main: MainMemory, offered: Offered) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,9 +29,11 @@ from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
 from hetpeer.peer.daemon.machine_offer import (
     OwnersLimits,
     arithmetics,
+    boot_id,
     computes_on,
     device_names,
     main_memory,
+    processor_of,
     rate_offered,
 )
 from hetpeer.peer.daemon.measured_line import keep_traffic, measured_line
@@ -149,6 +152,7 @@ async def start_compute(
         name=settings.node.name,
         arithmetic=arithmetics(infos),
         choice=settings.compute.offload,
+        processor=processor_of(infos, boot_id(), os.cpu_count() or 1),
     )
     return compute, with_line(offer, KeptLine.load(home.path), settings), device_names(infos)
 

@@ -15,6 +15,9 @@
     up_mbps = 20
     down_mbps = 100
     private = true                   # nobody can connect to it: two such devices need a front
+    processor = 1                    # devices with the same number compute on the same processor
+    processor_part = 0.5             # how much of it this one takes while it computes
+    line = 1                         # devices with the same number share an uplink
 
     [[front]]                        # a reliable peer that relays and computes nothing
     name = "server"
@@ -30,12 +33,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.untrusted import plain_reason
@@ -48,10 +52,12 @@ from hetpeer.stages.planning.swarms.plan_inputs import (
     PCIE,
     Beside,
     Devices,
+    Sharing,
     StepDemand,
 )
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
+Group = Annotated[int, Field(ge=0, le=10**6, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
 LATENCY_MS, LINE_MBPS = 1e3 * LATENCY_S, LINE * BITS / MEGA
 """Defaults of a link."""
@@ -82,6 +88,9 @@ class DeviceEntry(FrontEntry):
     pcie_gb_s: Amount = PCIE / GIGA
     disk_gb_s: Amount = DISK / GIGA
     private: Annotated[bool, Field(strict=True)] = False
+    processor: Group | None = None
+    processor_part: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
+    line: Group | None = None
 
     @property
     def beside(self) -> Beside:
@@ -179,6 +188,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         ),
         fronts,
     )
+    devices = replace(devices, sharing=_sharing(file.device))
     alone = (devices.bandwidth <= 0) & ~np.eye(count, dtype=np.bool_)
     if alone.any():
         one, other = np.argwhere(alone)[0].tolist()
@@ -187,6 +197,24 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         raise wrong(f"{source}: {why}", "give them a line, or a [[front]] between them")
     passing = {pair: names[count + front] for pair, front in through.items()}
     return NamedDevices(names[:count], devices, passing, file.between_s)
+
+
+def _sharing(entries: Sequence[DeviceEntry]) -> Sharing | None:
+    """What the devices share; None if each has its own of all."""
+    if all(entry.processor is entry.line is None for entry in entries):
+        return None
+
+    def numbered(groups: Sequence[int | None]) -> NDArray[np.intp]:
+        """Equal numbers from 0 for equal groups; a device without one is a group by itself."""
+        names = [("alone", n) if group is None else ("group", group) for n, group in enumerate(groups)]
+        number = {name: n for n, name in enumerate(dict.fromkeys(names))}
+        return np.array([number[name] for name in names], dtype=np.intp)
+
+    return Sharing(
+        processor=numbered([entry.processor for entry in entries]),
+        part=np.array([entry.processor_part for entry in entries]),
+        line=numbered([entry.line for entry in entries]),
+    )
 
 
 def _square(latency: Any, count: int) -> Any:

@@ -22,6 +22,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
+from hetpeer.peer.planning.machine_marks import sharing_fields, slowed
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.block_spec import times_forward
 from hetpeer.stages.pipeline.place_memory import CHOICES
@@ -96,18 +97,19 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
     fronts = _fronts(known, adverts)
     both = known | fronts
     lines = _Lines(known, fronts)
-    names = _names(both)
+    names, shared = _names(both), sharing_fields(known)
     return Inventory(
         peers=tuple(known),
         devices=tuple(
             {
                 "name": names[peer],
-                "tflops": _rounded(_flops(manifest, advert) / TERA, 1e-6, 1e6),
+                "tflops": _rounded(slowed(known, peer) * _flops(manifest, advert) / TERA, 1e-6, 1e6),
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
                 **_beside(advert),
                 "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
                 "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
                 **({"private": True} if advert.reach == ReachKind.PRIVATE else {}),
+                **shared[peer],
             }
             for peer, advert in known.items()
         ),

@@ -115,6 +115,8 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         product_flops=float(round(volunteer.offer.flops_per_second)),
         **volunteer.offer.hello_fields(),
         gpu_bytes=volunteer.offer.gpu_bytes,
+        processor=volunteer.offer.processor.mark(member.hello.run),
+        processor_part=round(volunteer.offer.processor.part, 4),
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),
         **reach_fields(node),

@@ -4,6 +4,7 @@ shares of the worker's time.
 
 from __future__ import annotations
 
+import hmac
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ RECENT = 9
 SPEED_S = 5.0
 """Least seconds over which a speed is measured."""
 
+MARK = 12
+"""Hexadecimal digits of the mark of a processor."""
 RECENT_S = 60.0
 """Time constant of recent shares: seconds after which a moment's weight has fallen to 1/e."""
 
@@ -81,6 +84,23 @@ class MainMemory:
         return f"of {bytes_text(self.limit)} the program itself takes {bytes_text(self.program)}"
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorPart:
+    """The processor or GPU that a worker computes on, and the part of it that it takes meanwhile, 0…1."""
+
+    key: str = ""
+    """An id of it that does not leave this machine; empty: unknown."""
+    part: float = 0.0
+
+    def mark(self, run: str) -> str:
+        """A mark that all workers on it have in common in `run`, and nowhere else; empty if it is unknown.
+
+        >>> ProcessorPart("a boot id", 0.5).mark("a run")
+        '4a032d521fd6'
+        """
+        return hmac.new(self.key.encode(), run.encode(), "sha256").hexdigest()[:MARK] if self.key else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """The resources that this machine offers."""
@@ -107,6 +127,8 @@ class Offer:
     """Text on all that decides the last bits of the worker's numbers (stages/block/arithmetic.py)."""
     choice: str = "auto"
     """Kinds of offload that the owner allows, as set."""
+    processor: ProcessorPart = ProcessorPart()
+    """What it computes on, if others may do so, too."""
 
     @property
     def rooms_of_devices(self) -> tuple[int, ...]:

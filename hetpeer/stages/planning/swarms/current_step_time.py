@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
+from hetpeer.stages.planning.swarms.shared_machines import holders_s
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, divided, holders_at
 
 INSTANT_S = 1e-12
@@ -71,7 +72,8 @@ def as_it_is(
         divided([(max(fill, busy[device]), busy[device]) for device in some], count) for some in holders
     )
     after = float(adding_up(devices, work, holders).max()) + work.between_s
-    return work.step_s(steady, max(alone, fill), after)
+    shared_s = holders_s(seen, work, holders, busy)
+    return work.step_s(max(steady, shared_s), max(alone, fill, shared_s), after)
 
 
 def busy_s(

@@ -62,6 +62,21 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Which devices share a processor, and which an uplink. Equal numbers share; (N,) each."""
+
+    processor: NDArray[np.intp]
+    part: Floats
+    """Fraction of its processor that a device takes while it computes, 0…1."""
+    line: NDArray[np.intp]
+
+    def some(self, which: Sequence[int]) -> Sharing:
+        """That of the devices `which`, in this order."""
+        chosen = list(which)
+        return Sharing(processor=self.processor[chosen], part=self.part[chosen], line=self.line[chosen])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
     """N devices. Links are directed: [i, j] is from i to j."""
 
@@ -77,6 +92,8 @@ class Devices:
     """Bytes/s, (N, N); 0: the two devices do not reach each other."""
     beside: tuple[Beside, ...] = ()
     """What each offers beside `memory`; empty: nothing."""
+    sharing: Sharing | None = None
+    """None: each has a processor and a line of its own."""
 
     def besides(self, device: int) -> Beside:
         """What a device offers beside its memory."""
@@ -105,6 +122,7 @@ class Devices:
             latency=self.latency[pairs],
             bandwidth=self.bandwidth[pairs],
             beside=tuple(self.beside[device] for device in chosen) if self.beside else (),
+            sharing=None if self.sharing is None else self.sharing.some(chosen),
         )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, Floats, StepDemand
+from hetpeer.stages.planning.swarms.shared_machines import line_rates, pipelines_s, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,9 @@ def planned(
         holders = [one + more for one, more in zip(holders, holders_at(beside, len(work)), strict=True)]
     adding = adding_up(devices, work, holders)
     sync_s = float(adding.max())
-    steady = max(share * one.period for one, share in used)
-    alone = max(one.seconds(share) for one, share in used)
+    shared_s = pipelines_s(devices, work, [(one.devices, one.cuts, share) for one, share in used])
+    steady = max(shared_s, *(share * one.period for one, share in used))
+    alone = max(shared_s, *(one.seconds(share) for one, share in used))
     pipeline_s = work.step_s(steady, alone, 0.0)
     update_s = max(one.update for one, _ in used)
     last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
@@ -183,9 +185,9 @@ def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int
 
     Shares follow from the uplinks, as in the reduce (averaging/reduce/reduce_shards.py). The slowest uplink
     and the slowest link are waited for, and two hops. A device with several blocks sends them one after the
-    other.
+    other, and a line carries what all behind it send.
     """
-    busy = np.zeros(len(devices))
+    busy, sent = np.zeros(len(devices)), np.zeros(len(devices))
     begin = 0
     for end in range(1, len(work) + 1):  # blocks with the same holders are one
         if end < len(work) and holders[end] == holders[begin]:
@@ -201,7 +203,13 @@ def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int
         busy[peers] += (
             nbytes * _each(devices.uplink[peers], np.where(apart, lines, np.inf)) + 2 * latency.max()
         )
+        if (sharing := devices.sharing) is not None:
+            abroad = (sharing.line[peers][:, None] != sharing.line[peers]).sum(axis=1)
+            sent[peers] += nbytes * 2 * abroad / len(peers)
         begin = end
+    if (sharing := devices.sharing) is not None:
+        rates = np.maximum(line_rates(devices, sharing), 1e-300)
+        busy = np.maximum(busy, together(sharing.line, sent) / rates)
     return busy
 
 
