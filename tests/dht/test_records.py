@@ -2,6 +2,7 @@
 for longer than it may.
 """
 
+import math
 import time
 
 import msgpack
@@ -9,10 +10,22 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import timed_storage
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hetpeer.dht.kademlia import records
+from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.records import MAX_ENVELOPE, RecordStorage, Serializer, _believed
-from hetpeer.dht.kademlia.table import MAX_PAYLOAD, MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
+from hetpeer.dht.kademlia.table import (
+    MAX_PAYLOAD,
+    MAX_RECORDS,
+    MAX_TTL_S,
+    SHARDS,
+    KnownKeys,
+    Table,
+    digest,
+    shard_of,
+)
 from tests.dht.identities import identities
 
 UNARY_BYTES = 4 << 20
@@ -24,12 +37,14 @@ class Clock:
     """hivemind's as well."""
 
     now = 0.0
+    shift = 0.0
+    """Seconds by which the wall clock was set."""
 
     def monotonic(self) -> float:
         return self.now
 
     def wall(self) -> float:
-        return 1_800_000_000.0 + self.now
+        return 1_800_000_000.0 + self.now + self.shift
 
 
 @pytest.fixture
@@ -55,6 +70,32 @@ def put(storage: RecordStorage, key: DHTID, peer: str, seconds: float = SOON) ->
 
 def test_a_key_is_where_hivemind_has_it() -> None:
     assert digest("hetpeer/3/run/peers/3") == DHTID.generate(source="hetpeer/3/run/peers/3").to_bytes()
+
+
+TURNS = st.tuples(st.floats(0.0, 30.0), st.floats(-40.0, 40.0), st.floats(0.1, MAX_TTL_S))
+
+
+@given(turns=st.lists(TURNS, min_size=1, max_size=20))
+@example(turns=[(0.0, 0.0, 30.0), (1.0, -29.0, 30.0), (1.0, 0.0, 2.0)])
+def test_a_record_never_expires_before_the_one_before_it(turns: list[tuple[float, float, float]]) -> None:
+    """Whatever the wall clock does between two stores, and for however short a time the later one is made.
+
+    Turns: seconds until the store, by which the wall clock is set besides, and for how long it is made.
+    """
+    clock = Clock()
+
+    async def never() -> NetworkSession:
+        raise AssertionError
+
+    table, last, seconds = Table(never, "peer", clock, KnownKeys()), -math.inf, 0.0
+    for passed, step, ttl_s in turns:
+        seconds += passed
+        clock.now, clock.shift = seconds, clock.shift + step
+        expires = table._expiration("key", ttl_s)
+        assert expires <= clock.wall() + MAX_TTL_S, "or everybody refuses it"
+        assert expires > last or expires == clock.wall() + MAX_TTL_S
+        assert expires >= min(clock.wall() + ttl_s, clock.wall() + MAX_TTL_S)
+        last = expires
 
 
 def test_a_full_key_takes_nobody_new_and_renews_who_is_there(storage: RecordStorage) -> None:

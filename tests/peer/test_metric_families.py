@@ -50,6 +50,7 @@ DAEMON = DaemonFigures(
     reach="private",
     relays=2,
     p2pd_restarts=1,
+    dht_refused=3,
     transmitted=5000,
     received=7000,
     warnings=frozenset({"HP-NET-015"}),

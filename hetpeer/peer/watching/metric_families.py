@@ -60,6 +60,8 @@ class DaemonFigures:
     relays: int
     """Peers through which this peer is reached."""
     p2pd_restarts: int
+    dht_refused: int
+    """How often a record under the run's keys in the DHT was offered that its peer did not write."""
     transmitted: int
     """Bytes sent by its node over streams; `received` likewise."""
     received: int
@@ -177,6 +179,7 @@ def daemon_metrics(seen: DaemonFigures) -> Iterator[Metric]:
     )
     yield _gauge("relay_connections", "Reliable peers through which it is reached", seen.relays)
     yield _counter("p2pd_restarts", "How often its network process was started again", seen.p2pd_restarts)
+    yield _counter("dht_refused", "Offers of foreign records under the run's keys", seen.dht_refused)
     yield _counter("network_transmit_bytes", "Sent over streams, since it started", seen.transmitted)
     yield _counter("network_receive_bytes", "Received over streams, since it started", seen.received)
     wrong = {code: float(code in seen.warnings) for code in seen.warned_of}

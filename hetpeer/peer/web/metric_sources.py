@@ -88,6 +88,7 @@ class DaemonSource:
             reach=self._node.reach_estimate.reach.value,
             relays=len(self._node.relays),
             p2pd_restarts=self._node.restarts,
+            dht_refused=self._node.dht.refused,
             transmitted=self._node.listener.throttle.up.nbytes,
             received=self._node.listener.throttle.down.nbytes,
             warnings=frozenset(warning.code for warning in self._warnings.look()),

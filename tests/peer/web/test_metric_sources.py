@@ -118,6 +118,8 @@ async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, t
         ("starting", "training"),
         MachineWarnings(tmp_path, lambda: ReachEstimate(reach=ReachKind.PRIVATE, peers=2)),
     )
+    node.dht.declare("nobody's", lambda _peer_id: False)
+    assert not await node.dht.store("nobody's", {}, ttl_s=30.0)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         seen = source.look("training")
         child.kill()
@@ -126,7 +128,7 @@ async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, t
     assert seen.cpu["daemon"] > 0
     assert (seen.role, seen.run, seen.state) == ("volunteer", "tiny", "training")
     assert 0 < time.time() - seen.started < 3600
-    assert (seen.reach, seen.relays, seen.p2pd_restarts) == ("unknown", 0, 0)
+    assert (seen.reach, seen.relays, seen.p2pd_restarts, seen.dht_refused) == ("unknown", 0, 0, 1)
     assert "HP-NET-015" in seen.warnings
     assert seen.transmitted >= 0
     assert source.look("starting").resident.keys() == {"daemon", "p2pd"}
