@@ -36,7 +36,8 @@ from hetpeer.peer.reliable.plan_proposer import AGAIN_S, LONGEST_S, SETTLED_S, P
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.pipeline.place_memory import IN_FLIGHT, PlaceDemand
-from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, Stakes
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
+from hetpeer.stages.planning.swarms.stakes import Stakes
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import make_run
 

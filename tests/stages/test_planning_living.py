@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, as_routed
-from hetpeer.stages.planning.swarms.incremental_plan import WORTH, IncrementalPlanner, Stakes
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.stakes import WORTH, Stakes
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.amounts import mostly_proof
 from tests.stages.test_planning_swarms import some_devices, some_work

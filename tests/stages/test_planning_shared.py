@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
-from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, Stakes
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, Sharing, StepDemand
+from hetpeer.stages.planning.swarms.stakes import Stakes
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.amounts import mostly_proof
 from tests.stages.test_planning_living import roomy, turns

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetpeer.stages.planning.swarms.incremental_plan import WORTH, IncrementalPlanner, PlanChange, Stakes
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
+from hetpeer.stages.planning.swarms.stakes import WORTH, Stakes
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.amounts import mostly_proof
 from tests.stages.test_planning_living import roomy, turns

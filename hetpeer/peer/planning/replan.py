@@ -29,9 +29,10 @@ from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.pipeline.place_memory import choose
-from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange, Stakes
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.stakes import Stakes
 
 HORIZON = 200
 """Steps within which a change must pay."""

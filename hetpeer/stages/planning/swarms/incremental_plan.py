@@ -26,13 +26,12 @@ from hetpeer.stages.planning.swarms.current_step_time import Bools, PipelinePlac
 from hetpeer.stages.planning.swarms.pipeline_cuts import REMEMBERED, PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.stakes import Stakes
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 OrderAndCuts = tuple[tuple[int, ...], tuple[int, ...]]
 """A pipeline: its devices in order, and where the blocks are cut."""
 
-WORTH = 0.1
-"""Least fraction by which a step must become shorter."""
 SETTLE_S = 5.0
 """Seconds without training after any move, while graphs are loaded anew."""
 MOVES = 1500
@@ -41,50 +40,6 @@ MENDINGS = 256
 """Ways to close gaps that are tried."""
 SEARCHED = 0.3
 """Fraction of the moves spent on a search from nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stakes:
-    """Steps that a change would shorten, and what it is known to take.
-
-    The gain of a change is what the model says, in seconds; less where the model takes the present step for
-    longer than it was measured: then in proportion. Seconds that the model does not see are not promised.
-
-    >>> Stakes(steps=10, measured_s=30.0).gain_s(before_s=20.0, after_s=15.0)
-    5.0
-    >>> Stakes(steps=10, measured_s=30.0).gain_s(before_s=60.0, after_s=45.0)
-    7.5
-    """
-
-    steps: float
-    """Steps that are left."""
-    measured_s: float | None = None
-    """Seconds of a step as things stand, as measured; None: the model's figure counts."""
-    costs: float = 1.0
-    """Measured over foreseen seconds of moves."""
-    demand: float = 1.0
-    """Factor by which a gain must exceed its usual least."""
-
-    def believed(self, before_s: float) -> float:
-        """Share of a modelled gain that counts, if the model says `before_s` for the present step."""
-        if self.measured_s is None or not math.isfinite(before_s):
-            return 1.0
-        return min(1.0, self.measured_s / before_s)
-
-    def gain_s(self, before_s: float, after_s: float) -> float:
-        """Seconds by which a step becomes shorter; infinite if none could run."""
-        return (before_s - after_s) * self.believed(before_s)
-
-    def present_s(self, before_s: float) -> float:
-        """Seconds of a step as things stand; infinite if none can run."""
-        return before_s if self.measured_s is None or not math.isfinite(before_s) else self.measured_s
-
-    def pays(self, before_s: float, after_s: float, moving_s: float) -> bool:
-        """Whether a change is worth it: by a tenth of a step, and by its cost in the steps that are left."""
-        if not math.isfinite(before_s):
-            return math.isfinite(after_s)
-        gain_s = self.gain_s(before_s, after_s) / self.demand
-        return gain_s > WORTH * self.present_s(before_s) and self.steps * gain_s > moving_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
