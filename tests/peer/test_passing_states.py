@@ -45,7 +45,8 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.transport.exchange import reserve_copies
 from hetpeer.peer.transport.spill_file import SpillFile
-from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
+from hetpeer.peer.transport.tensor_store import TensorStore
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.block.block_state import BlockState, layout_of
 from hetpeer.stages.block.state_file import file_bytes, write_state
 from hetpeer.stages.graph.block_spec import BlockSpec

@@ -17,7 +17,8 @@ from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.transport.spill_file import SpillFile
-from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
+from hetpeer.peer.transport.tensor_store import TensorStore
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.nameless_file import DiskShare
 from tests.stages.compute_rig import cpu_engine, submitter

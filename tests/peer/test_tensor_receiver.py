@@ -32,8 +32,9 @@ from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_receiver import TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
-from hetpeer.peer.transport.tensor_store import Tensor, TensorStore, WorkerPosts
+from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.peer.transport.uplink import SHARDS
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.block_commands import Decode
 from hetpeer.stages.ipc.nameless_file import DiskShare

@@ -14,7 +14,8 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.kept_fingerprints import GivenInput, GivenInputs, ReceivedParts
 from hetpeer.peer.training.task_execution import HeldPlace
-from hetpeer.peer.transport.tensor_store import Answer, Tensor
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc import worker_messages as r

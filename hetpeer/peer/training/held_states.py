@@ -17,7 +17,7 @@ from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.transport.exchange import PassingState, StateRoomError
-from hetpeer.peer.transport.tensor_store import WorkerPosts
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.worker_messages import CommandFailedError
 
 STATE_WAIT_S = 20.0

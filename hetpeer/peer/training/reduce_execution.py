@@ -15,7 +15,8 @@ from hetpeer.peer.training.check_answers import SumProofAnswers
 from hetpeer.peer.training.landed_vector import LandedVector
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
-from hetpeer.peer.transport.tensor_store import Answer, Tensor
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.block.parameter_groups import group_ranges
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc import worker_messages as r

@@ -23,7 +23,8 @@ from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.training.task_segments import backward_in_segments, forward_in_segments
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
-from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.block.rounding import ROOM
 from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.ipc import block_commands as c

@@ -48,7 +48,8 @@ from hetpeer.peer.transport.exchange import StateRoomError, reserve_copies
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside
-from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
+from hetpeer.peer.transport.tensor_store import TensorStore
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.parameter_reads import without_copies
 from hetpeer.stages.ipc import block_commands as c

@@ -20,7 +20,8 @@ from hetpeer.dht.base.errors import ProtocolError, short_id
 from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema, layout_of
-from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.ipc.arena import ArenaFullError
 from hetpeer.stages.ipc.block_commands import Decode, Encode
 from hetpeer.stages.ipc.worker_messages import CommandFailedError
