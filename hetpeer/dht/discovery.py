@@ -163,17 +163,17 @@ class Advert(BaseModel):
 
 
 class Roster:
-    """The adverts of run `run_id`, seen from `node`.
+    """The adverts of run `run_id`, seen from `node`, which has room of its own for them unless `foreign`.
 
     roster = Roster(node, run_id)
     await roster.publish(Advert(name="ada"))
     adverts = await roster.read()  # peer id → Advert
     """
 
-    def __init__(self, node: Node, run_id: str) -> None:
+    def __init__(self, node: Node, run_id: str, *, foreign: bool = False) -> None:
         self._node = node
         self._prefix = f"hetpeer/{ROSTER_VERSION}/{run_id}/peers"
-        for shard in range(SHARDS):
+        for shard in () if foreign else range(SHARDS):
             node.dht.declare(f"{self._prefix}/{shard}", partial(is_of, shard))
 
     async def publish(self, advert: Advert, *, ttl_s: float = ADVERT_TTL_S) -> bool:

@@ -66,15 +66,13 @@ class RunIndex:
             await asyncio.sleep(REGISTER_S)
 
     async def read(self) -> list[str]:
-        """Ids of the registered runs, those with the most peers first. Raises `RemoteError` on a timeout."""
+        """Ids of the registered runs, in alphabetical order. Raises `RemoteError` on a timeout."""
         found = await self._node.dht.get(self._keys)
-        peers: dict[str, int] = {}
+        runs: set[str] = set()
         for values in found.values():
             for peer_id, value in values.items():
                 try:
-                    run = RunEntry.model_validate(value).run
+                    runs.add(RunEntry.model_validate(value).run)
                 except ValidationError:
                     _log.debug("left out an entry of %s", peer_id)
-                else:
-                    peers[run] = peers.get(run, 0) + 1
-        return sorted(peers, key=lambda run: (-peers[run], run))
+        return sorted(runs)

@@ -55,8 +55,8 @@ PEERS_LOOK_S = 30.0
 REACH_LOOK_S = 1.5
 TRIES, RETRY_S = 5, 1.0
 """Times that the peers are asked for the manifest, and seconds between two of them."""
-MAX_LISTED = 8
-"""Most runs that are looked for because the DHT lists them."""
+MAX_LISTED = 32
+"""Most runs that are looked for at a time because the DHT lists them: anybody can register one."""
 AMENDMENT_S = 8.0
 MAX_ADVERTISED = 8
 """Most peers asked because the DHT names them: anybody can publish there."""
@@ -257,7 +257,7 @@ async def fetch_manifest(
         refusals: dict[str, HetpeerError] = {}
         found = await _first(node, peers, run, refusals) or await _first(node, known, goal, refusals)
         if found is None and goal:
-            others = [peer for peer in await _advertised(node, goal) if peer not in asked]
+            others = [peer for peer in await _advertised(node, Roster(node, goal)) if peer not in asked]
             asked += others
             found = await _first(node, others, goal, refusals)
         if found is None and not goal and any_of_dht and attempt == TRIES - 1:  # a peer that starts has a run
@@ -319,30 +319,33 @@ async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError
 async def _only_run(node: Node, refusals: dict[str, HetpeerError]) -> FetchedManifest | None:
     """The manifest of the only run in the node's DHT; None if there is none. Raises `LocalError` HP-ADDR-004.
 
-    A run counts if a peer that advertises in it gives its manifest.
+    A run counts if a peer that advertises in it gives its manifest. If too many are registered, others are
+    looked for at each call.
     """
     try:
         listed = await RunIndex(node).read()
     except RemoteError as error:
         _log.debug("which runs there are: %s", error)
         return None
+    looked = secrets.SystemRandom().sample(listed, min(MAX_LISTED, len(listed)))
 
     async def look(run: str) -> FetchedManifest | None:
-        return await _first(node, await _advertised(node, run), run, refusals)
+        others = await _advertised(node, Roster(node, run, foreign=True))
+        return await _first(node, others, run, refusals)
 
-    there = [found for found in await asyncio.gather(*map(look, listed[:MAX_LISTED])) if found is not None]
+    there = [found for found in await asyncio.gather(*map(look, looked)) if found is not None]
     if len(there) > 1:
         names = {found.signed.run_id: found.signed.manifest.name for found in there}
         raise several_runs("the DHT of the given peers", names, "hetpeer join --bootstrap ADDR --run ID")
     return there[0] if there else None
 
 
-async def _advertised(node: Node, run: str) -> list[str]:
-    """Peers that advertise in `run` and could be met, self-declared reliable ones first. Never raises."""
+async def _advertised(node: Node, roster: Roster) -> list[str]:
+    """Peers that advertise in a run and could be met, self-declared reliable ones first. Never raises."""
     try:
-        adverts = await Roster(node, run).read()
+        adverts = await roster.read()
     except RemoteError as error:
-        _log.debug("who is in run %s: %s", run, error)
+        _log.debug("who is in the run: %s", error)
         return []
     others = [peer for peer in adverts if peer != node.peer_id]
     secrets.SystemRandom().shuffle(others)  # others ones each time, should strangers crowd in there
