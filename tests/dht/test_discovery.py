@@ -228,7 +228,14 @@ def test_the_fullest_advert_fits_into_a_record(alice: Identity, rule: OwnerValid
         "offload": "auto",
     }
     lists = {"addresses": places, "relays": ("x" * 8,) * MAX_LINKS, "links": (link,) * MAX_LINKS}
-    shares = {"computes": 0.333, "waits_data": 0.333, "waits_room": 0.333, "varies": 0.123, "loss": long}
+    shares = {
+        "computes": 0.333,
+        "waits_data": 0.333,
+        "waits_room": 0.333,
+        "varies": 0.123,
+        "processor_part": 0.333,
+        "loss": long,
+    }
     full = Advert(**whole | words | lists | shares)
     assert full.to_map().keys() == Advert.model_fields.keys()
     shown = full.fitting()
