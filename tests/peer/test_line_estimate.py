@@ -110,6 +110,9 @@ def test_slow_start_is_left_out():
     assert found.rate == pytest.approx(1e7, rel=0.01)
     assert line_rate(slow).error < 0.02
     assert line_rate(slow + fast[:50]).error > 0.2, "it was still rising"
+    assert line_rate(slow + fast[:50], trip_s=0.3).rate == 0.0, "and will for long over such a way"
+    rising = [(0.3 * n / (n + 20), 10_000) for n in range(20)]
+    assert line_rate([(0.3 - at, nbytes) for at, nbytes in rising]).error > 0.1, "so it was here, a little"
 
 
 def test_what_is_lost_is_not_waited_for_and_lies_about_bytes_do_not_count():

@@ -41,6 +41,7 @@ async def served(node: Node, total: int = RELIABLE_BYTES) -> ProbeService:
     return service
 
 
+@pytest.mark.alone
 async def test_a_probe_finds_the_limits_of_its_own_line(nodes: list[Node]) -> None:
     """Never faster than the owner allows, in no more bytes and time than it may take."""
     *others, own = nodes
@@ -69,7 +70,7 @@ async def test_less_is_taken_on_a_metered_line(nodes: list[Node]) -> None:
     assert (
         own.listener.throttle.up.nbytes + own.listener.throttle.down.nbytes - before < 1.2 * BYTES / METERED
     )
-    assert found.uplink.rate == pytest.approx(UP, rel=0.35)
+    assert UP / 2 < found.uplink.rate < 2 * UP
 
 
 async def test_peers_that_do_not_answer_are_done_without(nodes: list[Node]) -> None:

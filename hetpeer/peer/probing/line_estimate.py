@@ -2,8 +2,8 @@
 
 Bytes go to several peers at once, so that the newcomer's own line is the narrowest part of the way. Each peer
 has a window of bytes under way. It grows with each arrival, as that of TCP in its slow start, and is never
-worth more than twice QUEUE_S and a round trip at the peer's rate so far: a slow line is free soon after the
-probe.
+worth more than twice QUEUE_S and a round trip at the best rate of the peer so far. So a slow line loses
+little in its queue, and is free soon after the probe.
 
 Whoever is ready takes the next bytes. The rate is that of the later arrivals, since the first ones show TCP's
 slow start. It ends when the first peer has no more under way, because the others may be on slow lines.
@@ -24,7 +24,11 @@ PIECE_S = 0.02
 """Seconds of the rate so far that one piece is worth."""
 FIRST_WINDOW = 1 << 14
 """Bytes under way to a peer at first, as in TCP (RFC 6928: ten packets)."""
-QUEUE_S = 0.1
+NEAR_S, MOST_WINDOWS = 0.025, 4
+"""Seconds of a round trip for which that is meant. A longer one has more, up to as many times as much: there
+are fewer round trips to grow in.
+"""
+QUEUE_S = 0.05
 """Seconds besides a round trip by which the bytes under way to a peer are measured."""
 ENOUGH_BYTES, ENOUGH_S = 1 << 15, 0.4
 """A rate has as many bytes behind it, or, on a slow line, as many seconds."""
@@ -32,6 +36,14 @@ LEAST_S = 0.004
 """And as many seconds in any case."""
 CUTS = (0.25, 0.375, 0.5)
 """Shares of the arrivals of which one is left out as slow start: that which leaves the highest rate."""
+LONG_S = 0.5
+"""Seconds of counted arrivals beside which slow start is short: no more of them are left out."""
+FAR_S = 0.1
+"""Seconds of a round trip over which a probe has too few of them to grow in."""
+MOST_ERROR = 0.5
+"""A rate over such ways with a larger error is unknown: it is too low by any factor, and a planner has a
+better guess. Over short ways it is not far off.
+"""
 PARTS = 4
 """Parts of the counted arrivals whose rates are compared for the error."""
 JITTER_S = 0.002
@@ -48,16 +60,18 @@ class LineRate:
     rate: float = 0.0
     """Bytes/s; 0: unknown."""
     error: float = 0.0
-    """Standard error as a share of the rate, or what the rate still rose by at the end if that is more."""
+    """Standard error as a share of the rate, or half of what it still rose by if that is more; 1 at most."""
 
 
 UNKNOWN = LineRate()
 
 
-def line_rate(arrivals: Iterable[tuple[float, int]]) -> LineRate:
-    """The rate of a line on which bytes arrived at these (seconds of one clock, bytes); UNKNOWN if too few.
+def line_rate(arrivals: Iterable[tuple[float, int]], trip_s: float = 0.0) -> LineRate:
+    """The rate of a line on which bytes arrived at these (seconds of one clock, bytes); UNKNOWN if too
+    few, or if the peers are far away and its error is above MOST_ERROR.
 
-    The first bytes only set the beginning of the time.
+    The first bytes only set the beginning of the time. `trip_s`: the shortest round trip. If it is longer
+    than FAR_S, windows grow for most of a probe; then the error is large unless many round trips counted.
 
         line_rate([(0.0, 65536), (0.1, 65536), (0.2, 65536)]).rate  # 655360.0
     """
@@ -65,10 +79,19 @@ def line_rate(arrivals: Iterable[tuple[float, int]]) -> LineRate:
     sums = list(accumulate(nbytes for _, nbytes in series))
     best, counted = 0.0, series[:0]
     for cut in CUTS:
+        if counted and counted[-1][0] - counted[0][0] >= LONG_S:
+            break
         first = next((i for i, so_far in enumerate(sums) if so_far >= cut * sums[-1]), len(series))
         if (rate := _rate(series[first:])) > best:
             best, counted = rate, series[first:]
-    return LineRate(rate=best, error=_error(counted)) if best else UNKNOWN
+    if not best:
+        return UNKNOWN
+    error = _error(counted)
+    if trip_s > FAR_S:
+        error = max(error, trip_s / (counted[-1][0] - counted[0][0]))
+        if error > MOST_ERROR:
+            return UNKNOWN
+    return LineRate(rate=best, error=error)
 
 
 def _rate(series: Sequence[tuple[float, int]]) -> float:
@@ -90,7 +113,7 @@ def _error(series: Sequence[tuple[float, int]]) -> float:
     before, after = sum(parts[:half]), sum(parts[half:])
     rising = after / before - 1.0 if before else 1.0
     spread = pstdev(parts) / fmean(parts) / PARTS**0.5 if any(parts) else 1.0
-    return max(spread, rising / 2, 0.0) + JITTER_S / (end - begin)
+    return min(max(spread, rising / 2) + JITTER_S / (end - begin), 1.0)
 
 
 class OneWay:
@@ -110,8 +133,13 @@ class OneWay:
         self.waiting = dict.fromkeys(trips, 0)
         """Peer → bytes under way."""
         self._trips = trips
-        self._windows = dict.fromkeys(self.waiting, FIRST_WINDOW)
+        self._windows = {
+            peer: int(FIRST_WINDOW * min(max(trip / NEAR_S, 1.0), MOST_WINDOWS))
+            for peer, trip in trips.items()
+        }
         self._arrivals: dict[str, list[tuple[float, int]]] = {peer: [] for peer in trips}
+        self._best = dict.fromkeys(self.waiting, 0.0)
+        """Peer → the best of its rates so far; 0: not known."""
         self._dry_at = math.inf
         """When the first peer had no more under way, and there was nothing left for it."""
         self.nbytes = 0
@@ -121,7 +149,7 @@ class OneWay:
         """Bytes to send to `peer` at `now`; 0: none now."""
         if now >= self.end or peer not in self.waiting:
             return 0
-        rate = _late_rate(self._arrivals[peer])
+        rate = self._best[peer] = max(self._best[peer], _late_rate(self._arrivals[peer], self._trips[peer]))
         size = min(max(int(rate * PIECE_S), LEAST_PIECE), MOST_PIECE) if rate else FIRST_PIECE
         window = self._windows[peer]
         if rate:
@@ -156,12 +184,13 @@ class OneWay:
     def measured(self) -> LineRate:
         """The rate by all arrivals until the first peer had no more under way."""
         every = chain.from_iterable(self._arrivals.values())
-        return line_rate(one for one in every if one[0] <= self._dry_at)
+        until_dry = (one for one in every if one[0] <= self._dry_at)
+        return line_rate(until_dry, min(self._trips.values(), default=0.0))
 
 
-def _late_rate(arrivals: Sequence[tuple[float, int]]) -> float:
-    """Bytes/s of the later half of `arrivals`; 0 if there are fewer than four."""
+def _late_rate(arrivals: Sequence[tuple[float, int]], trip_s: float) -> float:
+    """Bytes/s of the later half of `arrivals`, over a round trip at least; 0 if there are fewer than four."""
     late = arrivals[len(arrivals) // 2 :]
     if len(arrivals) < 4:
         return 0.0
-    return sum(nbytes for _, nbytes in late[1:]) / max(late[-1][0] - late[0][0], LEAST_S)
+    return sum(nbytes for _, nbytes in late[1:]) / max(late[-1][0] - late[0][0], trip_s, LEAST_S)

@@ -28,7 +28,7 @@ LONGEST_S = 3.0
 OPEN_S, GRANT_S = 0.9, 0.6
 """Seconds in which a peer is reached, and in which it grants bytes. The two directions share what is left."""
 SPARE_S = 0.1
-PINGS = 4
+PINGS = 2
 DOWN, UP = "down", "up"
 """Kinds of frames, and names of the directions."""
 

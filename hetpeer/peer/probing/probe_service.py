@@ -34,8 +34,8 @@ PINGS_S, GRANT_S = 3.0, 2.5
 WAIT_S = 0.5
 """Seconds for which one probe waits for another to end."""
 MAX_PINGS = 64
-RELIABLE_BYTES, VOLUNTEER_BYTES = 64_000_000, 16_000_000
-"""Bytes for probes in an hour: 0.14 Mbit/s of a reliable peer's line, and 0.04 of a volunteer's."""
+RELIABLE_BYTES, VOLUNTEER_BYTES = 128_000_000, 32_000_000
+"""Bytes for probes in an hour: 0.3 Mbit/s of a reliable peer's line at most, and 0.07 of a volunteer's."""
 
 
 class ProbeService:
