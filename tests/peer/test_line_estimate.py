@@ -115,6 +115,15 @@ def test_slow_start_is_left_out():
     assert line_rate([(0.3 - at, nbytes) for at, nbytes in rising]).error > 0.1, "so it was here, a little"
 
 
+@pytest.mark.parametrize("pause_at", [0.3, 0.5, 0.7, 0.78, 0.9])
+def test_a_pause_of_the_processor_makes_no_line_faster(pause_at):
+    """100 Mbit/s for 160 ms; nothing is noticed for 40 ms, and then all that has come meanwhile."""
+    at = [0.0016 * n for n in range(100)]
+    begin = 0.16 * pause_at - 0.04
+    noticed = [begin + 0.04 if begin < when < begin + 0.04 else when for when in at]
+    assert line_rate([(when, 20_000) for when in noticed]).rate <= 1.15 * 100 * MBIT
+
+
 def test_what_is_lost_is_not_waited_for_and_lies_about_bytes_do_not_count():
     way = OneWay({"a": 0.01, "b": 0.01}, nbytes=1 << 16, end=1.0)
     size = way.piece("a", 0.0)

@@ -36,6 +36,8 @@ LEAST_S = 0.004
 """And as many seconds in any case."""
 CUTS = (0.25, 0.375, 0.5)
 """Shares of the arrivals of which one is left out as slow start: that which leaves the highest rate."""
+PAUSE_S = 0.01
+"""Seconds without an arrival that may be a pause of our processor."""
 LONG_S = 0.5
 """Seconds of counted arrivals beside which slow start is short: no more of them are left out."""
 FAR_S = 0.1
@@ -82,8 +84,9 @@ def line_rate(arrivals: Iterable[tuple[float, int]], trip_s: float = 0.0) -> Lin
         if counted and counted[-1][0] - counted[0][0] >= LONG_S:
             break
         first = next((i for i, so_far in enumerate(sums) if so_far >= cut * sums[-1]), len(series))
-        if (rate := _rate(series[first:])) > best:
-            best, counted = rate, series[first:]
+        rest = series[_before_pause(series, first) :]
+        if (rate := _rate(rest)) > best:
+            best, counted = rate, rest
     if not best:
         return UNKNOWN
     error = _error(counted)
@@ -92,6 +95,20 @@ def line_rate(arrivals: Iterable[tuple[float, int]], trip_s: float = 0.0) -> Lin
         if error > MOST_ERROR:
             return UNKNOWN
     return LineRate(rate=best, error=error)
+
+
+def _before_pause(series: Sequence[tuple[float, int]], first: int) -> int:
+    """Where to begin instead of at `first` if a pause lies just before it.
+
+    What came while the processor was busy is noticed all together after it; without the pause it would have
+    taken no time.
+    """
+    for late in range(min(first, len(series) - 1), 0, -1):
+        if series[late][0] - series[late - 1][0] >= PAUSE_S:
+            return late - 1
+        if series[first][0] - series[late][0] > PAUSE_S:
+            break
+    return first
 
 
 def _rate(series: Sequence[tuple[float, int]]) -> float:
