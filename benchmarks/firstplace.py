@@ -1,4 +1,4 @@
-"""What a swarm knows of a newcomer before it has a place: its first advert, against the laboratory's truth.
+"""The first advert of a newcomer, before it has a place, against the laboratory's truth.
 
 A volunteer with an empty home joins over one line after the other (root). Another node of the DHT reads its
 adverts meanwhile. The first one that says what is offered has to come before the volunteer has a place, with
@@ -40,7 +40,7 @@ GOAL = "home"
 """The line for which the goals are."""
 RATES = ("uplink", "downlink")
 FIELDS = ("memory_bytes", "device", *RATES, "flops_per_second")
-"""What the first advert says on a machine without a GPU."""
+"""Fields of the first advert on a machine without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ async def first_advert(told: Path, name: str) -> Mapping[str, Any]:
 
 
 def adverts_in(told: Path) -> list[dict[str, Any]]:
-    """What the other node has read so far, in order."""
+    """Adverts that the other node has read so far, in order."""
     return [json.loads(line) for line in told.read_text().splitlines()]
 
 

@@ -58,7 +58,7 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
 
 
 def result_text(result: MoveResult | None) -> str:
-    """What a move took and what came of it, as the end of a sentence; None: it has not settled."""
+    """Cost and result of a move, as the end of a sentence; None: it has not settled."""
     if result is None:
         return "has not settled yet"
     took = "" if result.moving_s is None else f"took {result.moving_s:.0f} s"

@@ -175,7 +175,7 @@ def on_gpu(info: WorkerInfo) -> bool:
 
 
 def processor_of(infos: Sequence[WorkerInfo], boot_id: str, cores: int) -> ProcessorPart:
-    """What the workers compute on: a GPU by its own id, else the processor of this boot. Pure.
+    """The processor of the workers: a GPU by its own id, else the processor of this boot. Pure.
 
     Several devices are not known to be shared as a whole, and a boot id may not be had.
     """

@@ -200,7 +200,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
 
 
 def _sharing(entries: Sequence[DeviceEntry]) -> Sharing | None:
-    """What the devices share; None if each has its own of all."""
+    """Processors and lines that devices share; None if each has its own of all."""
     if all(entry.processor is entry.line is None for entry in entries):
         return None
 

@@ -106,7 +106,7 @@ def comparable(history: History, since: int) -> bool:
 
 
 def stakes(history: History, steps: int, since: int) -> Stakes:
-    """What a move has to earn in a run of `steps` steps, by its log: as measured, and as promises were kept.
+    """The stakes of a move in a run of `steps` steps, by its log: as measured, and as promises were kept.
 
     `since`: the step under way when the swarm changed last.
     """
@@ -174,7 +174,7 @@ def proposal(
 
 
 def _promise(stakes: Stakes, before_s: float, change: PlanChange) -> MovePromise:
-    """What is to come of `change` to a swarm whose step takes `before_s` by the model."""
+    """The promise of `change` to a swarm whose step takes `before_s` by the model."""
     runs, after_s = math.isfinite(before_s), change.plan.total_s
     present_s = stakes.present_s(before_s)
     return MovePromise(

@@ -78,7 +78,7 @@ class _Probe:
         """Set on each arrival and loss, for those that wait for room in a window."""
         self._tasks = TaskSet()
         self._waste = memoryview(os.urandom(MOST_PIECE))
-        """What is sent: nothing on the way can make it shorter."""
+        """Random bytes to send: nothing on the way can make them shorter."""
 
     async def run(self, peers: Iterable[str], end: float) -> None:
         """Measure one direction after the other, until the loop's time `end`."""
@@ -98,7 +98,7 @@ class _Probe:
         await self._tasks.close()
 
     def result(self, seconds: float) -> ProbedLine:
-        """What is known, after so many seconds."""
+        """The line as far as it is known, after so many seconds."""
         rates = {kind: way.measured() for kind, way in self._ways.items()}
         return ProbedLine(
             uplink=rates.get(UP, UNKNOWN),

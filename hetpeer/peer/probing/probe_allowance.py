@@ -28,7 +28,7 @@ class Grant:
 
 
 class ProbeAllowance:
-    """What is left of `total` bytes in PERIOD_S.
+    """Allowance of `total` bytes in PERIOD_S.
 
     allowance = ProbeAllowance(64_000_000)
     grant = allowance.grant("QmAda", "203.0.113.0/24", 4_000_000, now=0.0)

@@ -1,4 +1,4 @@
-"""Who is probed, with how many bytes, and when again. Pure."""
+"""Choice of the peers that are probed, and of the bytes for it. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ProbeService:
         self._allowance = ProbeAllowance(total)
         self._turn = asyncio.Lock()
         self._waste = os.urandom(MOST_PIECE)
-        """What is sent: nothing on the way can make it shorter."""
+        """Random bytes to send: nothing on the way can make them shorter."""
 
     async def handle(self, stream: Stream) -> None:
         """Answer until the asker closes `stream`, or its time is over.

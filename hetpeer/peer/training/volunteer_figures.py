@@ -128,7 +128,7 @@ class Offer:
     choice: str = "auto"
     """Kinds of offload that the owner allows, as set."""
     processor: ProcessorPart = ProcessorPart()
-    """What it computes on, if others may do so, too."""
+    """The processor on which it computes, if others may do so, too."""
 
     @property
     def rooms_of_devices(self) -> tuple[int, ...]:

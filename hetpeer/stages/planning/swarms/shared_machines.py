@@ -1,4 +1,4 @@
-"""What devices share: processors on which several compute, and lines behind which several send. Pure.
+"""Shared machines: processors on which several devices compute, lines behind which several send. Pure.
 
 Volunteers of one processor slow each other down while they compute at the same time, and how many do differs
 from plan to plan. So a step takes no less than all that they compute, each for its part of the processor: a

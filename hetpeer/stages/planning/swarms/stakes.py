@@ -1,4 +1,4 @@
-"""What a change to a running swarm has to earn, by the steps and moves that were measured. Pure.
+"""Stakes of a change to a running swarm, by the steps and moves that were measured. Pure.
 
 Docs: planning.md, "A move pays for itself".
 """
