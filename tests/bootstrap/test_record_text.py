@@ -40,6 +40,10 @@ ADA, BOB = "Qm" + "a" * 38 + "x9fQ2a", "Qm" + "b" * 38 + "K7bobb"
             "cluster 3: volunteer …x9fQ2a is lost: out of memory",
         ),
         (
+            {"kind": "planned", "id": "ab12", "layouts": [[[0, 4], [4, 7]], [[0, 7]]], "plan": {}},
+            "plan ab12 is in force, with 3 places, by pipeline: 0-3, 4-6; 0-6",
+        ),
+        (
             {"kind": "arranged", "layouts": [[[0, 4], [4, 7]], [[0, 6], [6, 7]]]},
             "the blocks are divided anew, by pipeline: 0-3, 4-6; 0-5, 6",
         ),

@@ -428,6 +428,7 @@ def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> 
         "swarm",
         "credit",
         "moves",
+        "plan",
         "here",
     }
     assert document["credit"] is None  # no reliable peer is there

@@ -26,6 +26,7 @@ from hetpeer.bootstrap.state.effects import (
     TryMicrobatch,
 )
 from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.bootstrap.state.timeouts import Leases
 from hetpeer.bootstrap.state.work_shares import rates
 
@@ -39,16 +40,30 @@ class Coordinator:
 
     def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None = None) -> None:
         self._context = context
+        self._begun = now
         self.members, self.history = context.members, context.history
         self.leases = Leases(context, now)
-        self.handshake = Handshake(context)
+        self.seats = PlannedSeats(context.history, context.members, now)
+        self.handshake = Handshake(context, self.seats)
         self.machine = Machine(context, now, policy)
 
     def start(self) -> list[Effect]:
         """First effects: the term is durable before we speak in its name. A complete run ends at once."""
         if self._context.agenda.over and self._context.history.stored:
             return self.machine.complete()
-        return [self._context.log(kind="reign", term=self.line.term)]
+        effects = [self._context.log(kind="reign", term=self.line.term), *self._planned()]
+        self.seats.look(self._begun)
+        return effects
+
+    def _planned(self) -> list[Effect]:
+        """Put the plan that was given into force, unless it was in force before."""
+        plan, known = self._context.config.plan, self.history.plan
+        if plan is None or (known is not None and known["id"] == plan.id):
+            return []
+        layouts = [[list(place) for place in layout] for layout in plan.layouts]
+        planned = self._context.log(kind="planned", id=plan.id, layouts=layouts, plan=plan.document())
+        self.members.arrange([[(b, e) for b, e in layout] for layout in self.history.arranged])
+        return [planned]
 
     # ── what others see of it ───────────────────────────────────────────────────────────────────────────────
 
@@ -168,6 +183,8 @@ class Coordinator:
         machine, pause_s = self.machine, self.leases.tick(now)
         machine.barrier.excuse(pause_s, now)
         machine.policy.excuse(pause_s)
+        self.seats.excuse(pause_s)
+        self.seats.look(now)
         machine.barrier.look(now)
         effects = machine.on(Event.ROOM, now) if self._context.failures.wake(now) else []
         effects += machine.departures.lose(self.leases.expired(now), now, back=True)

@@ -11,13 +11,15 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policies import ranked
+from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 
 
 class Handshake:
     """Answers to joining volunteers in one term."""
 
-    def __init__(self, context: CoordinatorContext) -> None:
+    def __init__(self, context: CoordinatorContext, seats: PlannedSeats) -> None:
         self._context = context
+        self._seats = seats
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
         """The answer to a volunteer that cannot take part; empty if it can."""
@@ -44,6 +46,7 @@ class Handshake:
         context = self._context
         volunteer = VolunteerState.of(peer, hello, now)
         context.members.volunteers[peer] = volunteer
+        self._seats.expect(volunteer, now)
         member = hello.place is not None and context.members.adopt(volunteer, hello.place)
         missed = any(held.version == context.history.version - 1 for held in hello.held)
         welcome = m.Welcome(
@@ -68,6 +71,16 @@ class Handshake:
         return [Send(volunteer.peer, granted)]
 
     def _offers(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:
-        """Places to choose from, best first. The first claim of a place counts; others get a new ranking."""
+        """Places to choose from, best first. The first claim of a place counts; others get a new ranking.
+
+        A volunteer that a plan names gets its seat and no choice, if that is free and fits its memory.
+        """
         config = self._context.config
-        return ranked(self._context.members, volunteer, config.asks, config.placement)
+        places = ranked(self._context.members, volunteer, config.asks, config.placement)
+        own = [(p.cluster, (p.begin, p.end)) == volunteer.planned and volunteer.has_room(p) for p in places]
+        if not any(mine and place.open for mine, place in zip(own, places, strict=True)):
+            return places
+        return tuple(
+            place if mine else place.model_copy(update={"open": False})
+            for mine, place in zip(own, places, strict=True)
+        )

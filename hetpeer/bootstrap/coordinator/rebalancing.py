@@ -32,6 +32,8 @@ class Arrangement:
     layouts: Sequence[Sequence[Range]]
     seats: Mapping[str, tuple[int, Range]]
     promise: MovePromise | None = None
+    plan: str = ""
+    """Id of the plan that it enacts; empty: a planner's own."""
 
     def fault(self, blocks: int) -> str | None:
         """Reason why the arrangement does not fit a model of `blocks` blocks; None if it fits."""
@@ -117,6 +119,7 @@ class Rebalancing:
                 kind="arranged",
                 layouts=[[list(place) for place in layout] for layout in proposal.layouts],
                 **({} if promise is None else {"promise": promise.model_dump()}),
+                **({"plan": proposal.plan} if proposal.plan else {}),
             )
         ]
         if promise is not None:

@@ -23,6 +23,7 @@ from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Disconnect, Effect, NextStep, Record, Send
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.bootstrap.state.timeouts import Leases
 from hetpeer.bootstrap.state.work_shares import IssueLimits
 
@@ -50,7 +51,8 @@ class UnassignedVolunteers:
         self._context = CoordinatorContext(
             config, History(whole=False), _Nothing(), line, Membership((), config.costs, only=m.EVERYBODY)
         )
-        self._handshake = Handshake(self._context)
+        nothing_planned = PlannedSeats(self._context.history, self._context.members, now)
+        self._handshake = Handshake(self._context, nothing_planned)
         self._leases = Leases(self._context, now)
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:

@@ -55,6 +55,12 @@ class History:
     """Number of that amendment; of two with the same number the one recorded first counts."""
     arranged: Sequence[Sequence[Sequence[int]]] = ()
     """Layouts of the first clusters since the last rebalancing."""
+    plan: Record | None = None
+    """The last `planned` record: who is to be where by a plan that was given (run/seat_plan.py)."""
+    plan_since: int = 0
+    """Step at which that plan came into force, or volunteers were last moved to their seats in it."""
+    plan_ended: int | None = None
+    """Step from which blocks are divided otherwise; None: the plan is in force."""
     moves: list[Move] = field(default_factory=list)
     """The newest moves of blocks, with what they promised and what came (moves.py)."""
     cut: Sequence[Sequence[int]] | None = None
@@ -85,10 +91,17 @@ class History:
                     self.amended, self.amendment = int(record["sequence"]), str(record["data"])
             case "arranged":
                 self.arranged = record["layouts"]
+                if self.plan is not None and self.plan_ended is None:
+                    by_plan = record.get("plan") == self.plan["id"]
+                    self.plan_since = self.version if by_plan else self.plan_since
+                    self.plan_ended = None if by_plan else self.version
                 self._settle(MoveResult(why="blocks were moved again before it had settled"))
                 if "promise" in record:
                     promise = MovePromise.model_validate(record["promise"])
                     self.moves = [*self.moves, Move(step=self.version, promise=promise)][-KEPT:]
+            case "planned":
+                self.plan, self.plan_since, self.plan_ended = record, self.version, None
+                self.arranged = [*record["layouts"], *self.arranged]
             case "moved":
                 self._settle(MoveResult.model_validate(record))
             case "bad_sample":

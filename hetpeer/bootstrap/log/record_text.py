@@ -8,7 +8,9 @@ from typing import Any
 from hetpeer.bootstrap.log.moves import Move, MoveResult
 from hetpeer.dht.base.errors import short_id, short_ids
 
-TOLD = frozenset({"rollback", "gone", "arranged", "moved", "banned", "bad_sample", "dispute", "quarrel"})
+TOLD = frozenset(
+    {"rollback", "gone", "planned", "arranged", "moved", "banned", "bad_sample", "dispute", "quarrel"}
+)
 """Kinds of records that a person should hear of."""
 FAREWELL = "said farewell"
 """The reason in a `gone` record of a volunteer that left by itself."""
@@ -35,6 +37,10 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
             return f"volunteer {short_id(record['peer'])} left"
         case "gone":
             return f"volunteer {short_id(record['peer'])} is lost: {PLAIN.get(record['why'], record['why'])}"
+        case "planned":
+            places = sum(len(layout) for layout in record["layouts"])
+            cuts = "; ".join(_cut(layout) for layout in record["layouts"])
+            return f"plan {record['id']} is in force, with {places} places, by pipeline: {cuts}"
         case "arranged":
             cuts = "; ".join(_cut(layout) for layout in record["layouts"])
             return f"the blocks are divided anew, by pipeline: {cuts}"

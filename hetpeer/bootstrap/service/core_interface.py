@@ -14,6 +14,7 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.volunteer_log_files import VolunteerLogs
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.seat_plan import SeatPlan
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.state.context import is_complete, whole_run
 from hetpeer.bootstrap.state.core_config import coordinator_config
@@ -63,17 +64,22 @@ class LeaderStart:
 
     @classmethod
     def of(
-        cls, run: RunDirectory, records: Sequence[Record], now: float, *, placement: str | None = DEFAULT
+        cls,
+        run: RunDirectory,
+        records: Sequence[Record],
+        now: float,
+        *,
+        placement: str | None = DEFAULT,
+        plan: SeatPlan | None = None,
     ) -> LeaderStart:
-        """The start that follows from `records`, at `now`; `placement` as in `coordinator_config`.
+        """The start that follows from `records`, at `now`; `placement` and `plan` as in `coordinator_config`.
 
         Call it in a thread: a log of months takes seconds, and a leader without heartbeats is deposed.
         """
         manifest = run.manifest
+        config = coordinator_config(run, placement=placement, weighted=True, plan=plan)
         return cls(
-            core=new_core(
-                coordinator_config(run, placement=placement, weighted=True), manifest.averaging, records, now
-            ),
+            core=new_core(config, manifest.averaging, records, now),
             admission=Admission(run.run_id, manifest.owner, manifest.admission, records),
             logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
         )

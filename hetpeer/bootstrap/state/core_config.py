@@ -10,6 +10,7 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.seat_plan import SeatPlan
 from hetpeer.bootstrap.run.step_workload import demand_of, of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
@@ -31,24 +32,29 @@ def message_bounds(manifest: Manifest) -> MessageBounds:
 
 
 def coordinator_config(
-    run: RunDirectory, *, placement: str | None = DEFAULT, weighted: bool = False
+    run: RunDirectory,
+    *,
+    placement: str | None = DEFAULT,
+    weighted: bool = False,
+    plan: SeatPlan | None = None,
 ) -> CoordinatorConfig:
-    """Settings of a coordinator of `run`; `placement`: policy for newcomers' places, None: no comparison.
+    """Settings of a coordinator of `run`; `placement`: policy for newcomers' places, None: no comparison;
+    `plan`: who is to be where, unless the log has it already.
 
     `weighted`: with the samples' weights, as steps need them. Their file is read, which only reliable peers
     have; raises `LocalError` HP-RUN-005 if it is damaged.
     """
     manifest = run.manifest
-    plan = run.weighted_plan() if weighted else manifest.data_plan
+    data = run.weighted_plan() if weighted else manifest.data_plan
     training = manifest.training
     compares = placement is not None and manifest.averaging is None
     return CoordinatorConfig(
         run=run.run_id,
         steps=training.steps,
         sizes=[training.samples_of(number) for number in range(training.microbatches)],
-        weights=None if plan.weights is None else plan.training_weights,
+        weights=None if data.weights is None else data.training_weights,
         evaluation_microbatches=training.eval_microbatches,
-        evaluation_weights=list(plan.evaluation_weights.values()),
+        evaluation_weights=list(data.evaluation_weights.values()),
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
@@ -61,6 +67,7 @@ def coordinator_config(
         layouts=manifest.layouts,
         asks=of_manifest(manifest, training.microbatches) if compares else None,
         placement=placement or DEFAULT,
+        plan=plan,
         link_ratio=manifest.links.ratio,
         compression=of_links(manifest.links),
         return_s=longest_absence_s(len(run.signed.reliable)),

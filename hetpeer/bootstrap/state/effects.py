@@ -13,6 +13,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.reputation import CheckRules
+from hetpeer.bootstrap.run.seat_plan import SeatPlan
 from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
 from hetpeer.dht.channels.redial import longest_absence_s
 from hetpeer.stages.planning.swarms import plan_inputs
@@ -52,6 +53,8 @@ class CoordinatorConfig:
     """Work of a step, by which places are compared for newcomers; None: they are not."""
     placement: str = "step-time"
     """Policy by which places are compared (placement_policies.py)."""
+    plan: SeatPlan | None = None
+    """A plan to be enacted, unless it was already (planned_seats.py)."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0

@@ -47,6 +47,8 @@ class VolunteerState:
     life_cycle: LifeCycle = LifeCycle.JOINING
     cluster: int = -1
     place: Range | None = None
+    planned: tuple[int, Range] | None = None
+    """Its seat in the plan that is in force (planned_seats.py): cluster and blocks."""
     slow: bool = False
     """The volunteer has had its place for long and never worked there: others may come to its blocks."""
     worked: bool = False
@@ -189,6 +191,7 @@ class Membership:
         self._only = only
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self.arrange(arranged)
+        self._reserved: frozenset[tuple[int, Range]] = frozenset()
         self.blocks = len(costs)
         self.costs = costs
         self._departures = departures
@@ -197,6 +200,10 @@ class Membership:
     def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
         """Cut the first clusters like this from now on."""
         self._arranged = [tuple((b, e) for b, e in layout) for layout in layouts]
+
+    def reserve(self, places: Collection[tuple[int, Range]]) -> None:
+        """Keep these places, (cluster, blocks), for the volunteers for which they are planned."""
+        self._reserved = frozenset(places)
 
     def recut(self, layout: Sequence[Range]) -> None:
         """Cut the one cluster that is here like this from now on."""
@@ -208,8 +215,13 @@ class Membership:
             return self._arranged[cluster]
         return self._layouts[cluster % len(self._layouts)]
 
-    def places(self, *, yielding: bool = False) -> tuple[Place, ...]:
-        """Places up to the first empty cluster, included; `yielding`: slow volunteers' places are open."""
+    def places(self, newcomer: VolunteerState | None = None, *, yielding: bool = False) -> tuple[Place, ...]:
+        """Places up to the first empty cluster, included; `yielding`: slow volunteers' places are open.
+
+        Reserved ones are closed to all but the `newcomer` for which they are planned.
+        """
+        planned = None if newcomer is None else newcomer.planned
+        reserved = self._reserved - {planned}
         present = (v for v in self.volunteers.values() if not (v.slow and yielding))
         taken = {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
@@ -217,7 +229,7 @@ class Membership:
             for block in range(*(volunteer.place or (0, 0))) if not volunteer.slow else ():
                 held[block].append(volunteer.peer)
         return tuple(
-            self._place(cluster, place, (cluster, place) not in taken, held)
+            self._place(cluster, place, (cluster, place) not in taken | reserved, held)
             for cluster in self._clusters()
             for place in self.layout(cluster)
         )
@@ -225,7 +237,12 @@ class Membership:
     def _clusters(self) -> Iterable[int]:
         if self._only is not None:
             return (self._only,)
-        return range(max((v.cluster for v in self.volunteers.values()), default=-1) + 2)
+        used = [v.cluster for v in self.volunteers.values()] + [cluster for cluster, _ in self._reserved]
+        return range(max(used, default=-1) + 2)
+
+    def place_at(self, seat: tuple[int, Range]) -> Place:
+        """The place of a cluster as if nobody were here."""
+        return self._place(*seat, True, [[] for _ in range(self.blocks)])
 
     def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[Sequence[str]]) -> Place:
         """A place as volunteers see it; `held`: block → its holders."""
@@ -245,7 +262,7 @@ class Membership:
 
     def claim(self, volunteer: VolunteerState, cluster: int, place: Range, *, yielding: bool = False) -> bool:
         """Give the place to `volunteer` if it is open; `yielding` as in `places`."""
-        for offered in self.places(yielding=yielding):
+        for offered in self.places(volunteer, yielding=yielding):
             if offered.open and (offered.cluster, (offered.begin, offered.end)) == (cluster, place):
                 volunteer.cluster, volunteer.place = cluster, place
                 return True
@@ -267,16 +284,26 @@ class Membership:
         volunteer.cluster, volunteer.place = best.cluster, (best.begin, best.end)
 
     def adopt(self, volunteer: VolunteerState, place: Range) -> bool:
-        """Give a place to a holder that outlived the last coordinator: first cluster where its blocks fit."""
+        """Give a place to a holder that outlived the last coordinator: first cluster where its blocks fit.
+
+        Its own seat comes first, then places that are not reserved. A state that is there counts for more
+        than a reservation.
+        """
         if not 0 <= place[0] < place[1] <= self.blocks:
             return False
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
         first = range(len(self.volunteers) + len(self._layouts) + len(self._arranged))
-        for cluster in first if self._only is None else (self._only,):
+        clusters = first if self._only is None else (self._only,)
+        for cluster in sorted(clusters, key=lambda cluster: self._is_for_another(volunteer, cluster, place)):
             if place in self.layout(cluster) and (cluster, place) not in taken:
                 volunteer.cluster, volunteer.place = cluster, place
                 return True
         return False
+
+    def _is_for_another(self, volunteer: VolunteerState, cluster: int, place: Range) -> int:
+        """0: its own seat, 1: nobody's, 2: one that is reserved for another volunteer."""
+        seat = (cluster, place)
+        return 0 if seat == volunteer.planned else 2 if seat in self._reserved else 1
 
     def move_redundant(self) -> VolunteerState | None:
         """Move a redundant volunteer to an open place whose blocks nobody has, and return it; else None."""

@@ -20,7 +20,7 @@ def ranked(
     members: Membership, newcomer: VolunteerState, asks: StepDemand | None, policy: str = DEFAULT
 ) -> tuple[Place, ...]:
     """The places of `members` for `newcomer`, ranked by that policy; all have rank 0 without `asks`."""
-    places = members.places()
+    places = members.places(newcomer)
     if asks is None:
         return places
     others = [

@@ -5,6 +5,7 @@
 
     [[device]]
     name = "attic"
+    peer = "QmeATs…"                 # its peer id, if it is known: a plan then seats this very peer
     tflops = 8.5                     # reached by its worker
     memory_gib = 6.0                 # offered of the memory that it computes in
     host_gib = 12.0                  # main memory beside a GPU; without it, memory_gib is main memory
@@ -80,6 +81,7 @@ class FrontEntry(_Entry):
 class DeviceEntry(FrontEntry):
     """A `[[device]]` of the file."""
 
+    peer: Annotated[str, Field(max_length=64, pattern=r"^[!-~]*$")] = ""
     tflops: Amount
     memory_gib: Amount
     host_gib: Amount | None = None
@@ -122,6 +124,8 @@ class NamedDevices:
     """(from, to) → the front between two devices that cannot reach each other directly."""
     between_s: float = 0.0
     """Seconds between two steps, without reduces."""
+    peers: tuple[str, ...] = ()
+    """Peer id of each device; empty where the file has none."""
 
     def of(self, work: StepDemand) -> StepDemand:
         """`work` with the `between_s` of the file."""
@@ -154,6 +158,9 @@ def devices_in(data: Any, source: str) -> NamedDevices:
     names = tuple(entry.name for entry in entries)
     if twice := {name for name in names if names.count(name) > 1}:
         raise wrong(f"{source}: two devices are called {min(twice)}", "give each a name of its own")
+    peers = tuple(entry.peer for entry in file.device)
+    if twice := {peer for peer in peers if peer and peers.count(peer) > 1}:
+        raise wrong(f"{source}: two devices have the peer id {min(twice)}", "give each its own")
     up, down = (
         np.array([getattr(entry, name) or LINE_MBPS for entry in entries])
         for name in ("up_mbps", "down_mbps")
@@ -196,7 +203,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         why = f"row {one}, column {other}: {unreached}"
         raise wrong(f"{source}: {why}", "give them a line, or a [[front]] between them")
     passing = {pair: names[count + front] for pair, front in through.items()}
-    return NamedDevices(names[:count], devices, passing, file.between_s)
+    return NamedDevices(names[:count], devices, passing, file.between_s, peers)
 
 
 def _sharing(entries: Sequence[DeviceEntry]) -> Sharing | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.seat_plan import PlannedModel, model_digest
 from hetpeer.bootstrap.run.step_workload import FLOAT, of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.device_files import GIB, NamedDevices
@@ -92,6 +93,14 @@ def _work_of(model: str, microbatches: int | None, choices: PresetChoices) -> St
         )
     manifest = RunDirectory.open(Path(model)).manifest
     return of_manifest(manifest, microbatches or manifest.training.microbatches)
+
+
+def planned_model(model: str) -> PlannedModel:
+    """What a plan says of the model that it is for. `model` as for `work_of`, which has accepted it."""
+    if model in PRESETS:
+        return PlannedModel(blocks=PRESETS[model].layers)
+    manifest = RunDirectory.open(Path(model)).manifest
+    return PlannedModel(blocks=len(manifest.blocks), digest=model_digest(manifest))
 
 
 def preset(gpt: Gpt, microbatches: int, choices: PresetChoices = USUAL) -> StepDemand:

@@ -24,6 +24,7 @@ from hetpeer.bootstrap.log.moves import MovePromise, cost_factor, demand, measur
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
@@ -240,6 +241,16 @@ def _arrangement(
         new = {seat: len(set(range(*seat[1])).difference(range(*held))) for seat in fitting}
         seats[peer] = min((blocks, seat[0] != cluster, seat) for seat, blocks in new.items())[2]
     return Arrangement(layouts, seats)
+
+
+def to_seats(seats: PlannedSeats, members: Membership) -> Arrangement | None:
+    """Move volunteers to their seats in the plan that is in force; None if nobody can move there now."""
+    moves = seats.moves()
+    if seats.plan is None or not moves:
+        return None
+    taken = {**Seating.of(members).seats, **moves}
+    clusters = range(max(cluster for cluster, _ in taken.values()) + 1)
+    return Arrangement([members.layout(cluster) for cluster in clusters], taken, plan=seats.plan.id)
 
 
 def cutting(

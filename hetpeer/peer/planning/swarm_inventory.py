@@ -103,6 +103,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
         devices=tuple(
             {
                 "name": names[peer],
+                "peer": peer,
                 "tflops": _rounded(slowed(known, peer) * _flops(manifest, advert) / TERA, 1e-6, 1e6),
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
                 **_beside(advert),

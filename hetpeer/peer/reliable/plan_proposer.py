@@ -21,7 +21,15 @@ from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import Roster
 from hetpeer.peer.limits.amounts import block_range, counted
-from hetpeer.peer.planning.replan import RememberedLinks, Seating, comparable, cutting, proposal, stakes
+from hetpeer.peer.planning.replan import (
+    RememberedLinks,
+    Seating,
+    comparable,
+    cutting,
+    proposal,
+    stakes,
+    to_seats,
+)
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
@@ -129,10 +137,20 @@ class PlanProposer:
                 _log.exception("the planner failed; the run goes on as it is")
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
-        """Look for better places for the whole run; have the coordinator arrange them if any are found."""
+        """Look for better places for the whole run; have the coordinator arrange them if any are found.
+
+        A plan that was given is kept as long as it holds; volunteers are moved only to their places in it.
+        """
         if not core.may_arrange:
             return
         seating, history, timing = Seating.of(core.members), core.history, self._timing
+        if core.seats.holds(time.monotonic()):
+            if timing.is_due(seating, time.monotonic(), core.done) and (
+                seated := to_seats(core.seats, core.members)
+            ):
+                _log.warning("volunteers move to their places in the plan")
+                service.arrange(seated)
+            return
         runs = seating.holds_all(len(self._manifest.blocks))
         if not timing.is_due(
             seating, time.monotonic(), core.done, lambda since: not runs or comparable(history, since)

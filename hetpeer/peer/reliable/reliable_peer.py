@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica
-from hetpeer.bootstrap.log import moves
+from hetpeer.bootstrap.log import moves, plan_news
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.seat_plan import SeatPlan
 from hetpeer.bootstrap.service.core_interface import LeaderStart, is_over
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import is_complete
@@ -41,6 +42,7 @@ class ReliablePeer:
     """Keeps a replica of the run's log, and coordinates while it leads.
 
     `placement`: policy by which it then tells newcomers which places serve the run best; None: it does not.
+    `plan`: places for named volunteers, in force once this peer coordinates, unless the log has it already.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ReliablePeer:
         replica: Replica,
         *,
         placement: str | None = DEFAULT,
+        plan: SeatPlan | None = None,
         disk: DiskWait | None = None,
     ) -> None:
         self._node = node
@@ -62,6 +65,7 @@ class ReliablePeer:
         )
         self._shelf = ServedRunFiles(run, replica.membership_config, self._checkpoints.state, self.answers)
         self._placement = placement
+        self._plan = plan
         self._looked_at = 0
         """Records that were examined for the end of the run."""
         self._over_before = len(replica.records)
@@ -98,11 +102,12 @@ class ReliablePeer:
 
     @property
     def answers(self) -> Mapping[str, Answer]:
-        """Answers from the log (credit, moves, curves) for status and dashboards."""
+        """Answers from the log (credit, moves, plan, curves) for status and dashboards."""
         replica = self.replica
         return {
             "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
             "moves": lambda _: moves.encode(replica.history.moves),
+            "plan": lambda _: plan_news.encode(replica.history),
             "curves": lambda _: replica.curves.curves.encode(),
         }
 
@@ -167,7 +172,12 @@ class ReliablePeer:
         await self._catching_up.look()
         clock = SystemClock()
         begun = await asyncio.to_thread(
-            LeaderStart.of, self._run, self.replica.records, clock.monotonic(), placement=self._placement
+            LeaderStart.of,
+            self._run,
+            self.replica.records,
+            clock.monotonic(),
+            placement=self._placement,
+            plan=self._plan,
         )
         self.service = CoordinatorService(
             self._node, self._run, self.replica, self._checkpoints, clock, begun

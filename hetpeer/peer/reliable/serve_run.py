@@ -12,6 +12,7 @@ from typing import Any
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.seat_plan import SeatPlan
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
@@ -34,6 +35,7 @@ from hetpeer.peer.reliable.disk_wait import DiskWait
 from hetpeer.peer.reliable.known_members import KnownMembers
 from hetpeer.peer.reliable.metrics_writer import write_forever
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
+from hetpeer.peer.reliable.plan_watch import PlanWatch
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 from hetpeer.peer.reliable.reliable_status import (
     ReliableProgress,
@@ -58,6 +60,8 @@ class BootstrapOptions:
     """Whether to compute blocks that no volunteer holds."""
     placement: str = DEFAULT
     """Policy by which places are compared for newcomers (bootstrap/state/placement_policies.py)."""
+    plan: SeatPlan | None = None
+    """Places for named volunteers; None: as the log has them, or none."""
     keep_places: bool = False
     """Whether volunteers choose and keep their blocks by what they hold alone, however slow that is."""
     dashboard: Where | None = None
@@ -102,7 +106,7 @@ async def serve_run(
                 """
                 replica = Replica(node, run, membership_config, logs, SystemClock())
                 placement = None if options.keep_places else options.placement
-                peer = ReliablePeer(node, run, replica, placement=placement, disk=disk)
+                peer = ReliablePeer(node, run, replica, placement=placement, plan=options.plan, disk=disk)
                 daemon.follow(lambda: doing(peer))
                 daemon.shows(lambda: figures_of(run, peer), lambda: peer.unsaved)
                 async with _web(options, node, run, peer, daemon):
@@ -207,6 +211,7 @@ def _beside(
     yield write_forever(MetricsFile(run, peer.replica.records, SystemClock().wall), peer.ready)
     yield tell_reach_forever(node, reliable=True)
     yield members.call_and_keep(peer.ready)
+    yield PlanWatch(service).watch_forever()
     if not options.keep_places:
         yield PlanProposer(run.manifest, roster, service).look_forever()
     if options.stand_in:

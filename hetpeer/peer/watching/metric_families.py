@@ -25,8 +25,8 @@ from hetpeer.peer.limits.nvml import GpuState
 
 PREFIX = "hetpeer_"
 KINDS = (
-    *("commit", "rollback", "checkpoint", "evaluation", "gone", "reign", "arranged", "moved"),
-    *("amendment", "halt", "founded", "dissolved", "average", "installed"),
+    *("commit", "rollback", "checkpoint", "evaluation", "gone", "reign", "planned", "arranged"),
+    *("moved", "amendment", "halt", "founded", "dissolved", "average", "installed"),
 )
 """Kinds of records that are counted separately."""
 OTHER = "other"

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from hetpeer.bootstrap.log import credit_ranking
+from hetpeer.bootstrap.log import credit_ranking, plan_news
 from hetpeer.bootstrap.log import moves as log_moves
 from hetpeer.bootstrap.log.loss_curves import MAX_BYTES, Curves
 from hetpeer.bootstrap.log.moves import Move
+from hetpeer.bootstrap.log.plan_news import PlanNews
 from hetpeer.bootstrap.log.record_text import move_text
 from hetpeer.bootstrap.storage.file_service import Answer, fetch
 from hetpeer.dht.base.errors import RemoteError
@@ -28,6 +29,7 @@ from hetpeer.dht.discovery import LEFT
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.limits.amounts import block_list
+from hetpeer.peer.watching.plan_status import plan_status
 from hetpeer.peer.watching.swarm_status import (
     BlockRow,
     CreditRow,
@@ -83,6 +85,10 @@ class FromLog:
         """The newest moves of blocks, asked for in the same way."""
         return await self._first(reliable, "moves", "", log_moves.MAX_BYTES, log_moves.decode)
 
+    async def plan(self, reliable: Iterable[str]) -> PlanNews | None:
+        """The last plan that was given and what came of it, asked for in the same way; None: no plan."""
+        return await self._first(reliable, "plan", "", plan_news.MAX_BYTES, plan_news.decode)
+
     async def curves(self, reliable: Iterable[str]) -> Curves | None:
         """The loss curves, asked for in the same way."""
         return await self._first(reliable, "curves", "", MAX_BYTES, Curves.decode)
@@ -119,8 +125,9 @@ def summarise(
     board: Mapping[str, Sequence[TaskNote]] = MappingProxyType({}),
     ranking: Ranking | None = None,
     moves: Sequence[Move] | None = None,
+    plan: PlanNews | None = None,
 ) -> SwarmStatus:
-    """Status of a run from adverts, notes on the task board (by peer id), credit and moves of blocks. Pure.
+    """Status of a run from adverts, notes on the task board (by peer id), credit, moves and plan. Pure.
 
     `now` is in seconds since 1970.
     """
@@ -160,6 +167,7 @@ def summarise(
         swarm=swarm,
         credit=None if ranking is None else _credit(ranking, adverts),
         moves=None if moves is None else tuple(map(_move_row, moves)),
+        plan=None if plan is None else plan_status(plan, rows),
     )
 
 
@@ -177,15 +185,19 @@ class Onlooker:
     _present: Sequence[str] = ()
     """Reliable peers that were there at the last look, the coordinator first."""
     _ranking: Ranking | None = None
-    """Newest ranking that was fetched, and beside it the moves."""
+    """Newest ranking that was fetched, and beside it the moves and the plan."""
     _moves: Sequence[Move] | None = None
+    _plan: PlanNews | None = None
 
     async def adverts(self) -> Mapping[str, Advert]:
         """Current adverts by peer id. Raises `RemoteError` HP-NET-012 if the DHT does not answer."""
         return _there(await self._roster.read())
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
-        """Current status; unless `ranked`, with the last known credit and moves. Raises as `adverts`."""
+        """Current status; unless `ranked`, with the last known credit, moves and plan.
+
+        Raises as `adverts`.
+        """
         from hetpeer.dht.base.runtime import SystemClock
         from hetpeer.peer.arrival.find_run import amended
 
@@ -198,10 +210,13 @@ class Onlooker:
             adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants
         )
         if ranked:
-            self._ranking, self._moves = await asyncio.gather(
-                self._log.ranking(self._present, self._identity), self._log.moves(self._present)
+            self._ranking, self._moves, self._plan = await asyncio.gather(
+                self._log.ranking(self._present, self._identity),
+                self._log.moves(self._present),
+                self._log.plan(self._present),
             )
-        return summarise(self.signed, found, SystemClock().wall(), board, self._ranking, self._moves)
+        now = SystemClock().wall()
+        return summarise(self.signed, found, now, board, self._ranking, self._moves, self._plan)
 
     async def curves(self) -> Curves | None:
         """The run's loss curves, from a reliable peer seen at the last look. Never raises."""

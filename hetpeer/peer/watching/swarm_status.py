@@ -163,6 +163,41 @@ class MoveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeatRow:
+    """A place of the plan, and who is there."""
+
+    device: str
+    """Name in the plan."""
+    peer: str
+    """Id of the volunteer that is meant; empty: it is not there."""
+    pipeline: int
+    planned: tuple[int, int]
+    """Blocks [begin, end) by the plan."""
+    blocks: tuple[int, int] | None
+    """Blocks that the volunteer has; None: none."""
+    standing: str
+    """`as planned`, `elsewhere`, `joining` (it has no place yet) or `not there`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStatus:
+    """The plan that was given to the run beside what came of it (docs/planning.md). Seconds."""
+
+    id: str
+    since: int
+    """Step at which it came into force, or at which volunteers moved to their places."""
+    ended: int | None
+    """Step from which blocks are divided otherwise; None: it is in force."""
+    planned_s: float | None
+    """A step by the planner."""
+    cost: str
+    """The planner's cost model: swarm, or dt-fm, which counts communication only."""
+    measured_s: float | None
+    """A step as measured: the median of the newest; None: too few so far."""
+    seats: tuple[SeatRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmStatus:
     """Everything `hetpeer status` shows. `time` is in seconds since 1970, `state` as in docs/protocol.md."""
 
@@ -184,6 +219,8 @@ class SwarmStatus:
     """None: no reliable peer answered, as for `moves`."""
     moves: tuple[MoveRow, ...] | None
     """The newest moves of blocks, the newest last."""
+    plan: PlanStatus | None
+    """The last plan that was given; None: none, or no reliable peer answered."""
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`, without peers that left."""

@@ -12,6 +12,7 @@ from hetpeer.peer.cli.setting_options import with_settings
 from hetpeer.peer.process.console import tell
 
 if TYPE_CHECKING:
+    from hetpeer.bootstrap.run.seat_plan import SeatPlan
     from hetpeer.peer.arrival.destinations import Invite
 
 
@@ -54,6 +55,13 @@ def bootstrap(
             metavar="POLICY", help="Which place a newcomer is advised to take. {placement policies}."
         ),
     ] = "step-time",
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Seat the named volunteers as planned (hetpeer plan … --out FILE). The run keeps the plan.",
+        ),
+    ] = None,
     keep_places: Annotated[
         bool,
         typer.Option(
@@ -95,7 +103,7 @@ def bootstrap(
     if directory is None:
         source = context.get_parameter_source("dashboard")  # the environment's is of daemons that have one
         shown = source is not None and source.name == "COMMANDLINE"
-        if stand_in or keep_places or lan or shown or placement != DEFAULT:
+        if stand_in or keep_places or plan is not None or lan or shown or placement != DEFAULT:
             raise typer.BadParameter(
                 "without DIR this is a rendezvous, which has no run: give DIR, or leave that option out"
             )
@@ -116,6 +124,7 @@ def bootstrap(
     from hetpeer.peer.reliable.serve_run import BootstrapOptions, serve_run
 
     is_there = not known or (directory / "manifest.hetpeer").exists()
+    seats = None if plan is None else _seats(plan, directory, is_there=is_there)
     options = BootstrapOptions(
         directory=directory,
         host=host,
@@ -123,6 +132,7 @@ def bootstrap(
         peers=known,
         stand_in=stand_in,
         placement=placement,
+        plan=seats,
         keep_places=keep_places,
         dashboard=parse_where(dashboard),
         lan=lan,
@@ -134,6 +144,8 @@ def bootstrap(
         return
     if not is_there:
         run_loop(mirror(directory, goal, Home(place)))
+        if plan is not None:
+            _seats(plan, directory, is_there=True)
 
     def announce(address: str, invite: Invite) -> None:
         _announce_run(address, invite, directory)
@@ -141,6 +153,17 @@ def bootstrap(
     confine_service([directory, place])
     halt = run_daemon(lambda leaving: serve_run(options, leaving, announce))
     tell("stopped; start it again to continue the run" if halt is None else f"finished: {halt.why}")
+
+
+def _seats(plan: Path, directory: Path, *, is_there: bool) -> SeatPlan:
+    """The plan of a file. Raises `LocalError` HP-PLAN-006, and HP-PLAN-007 if the run is there."""
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
+    from hetpeer.peer.planning.plan_files import check_fits, read_plan
+
+    seats = read_plan(plan)
+    if is_there:
+        check_fits(seats, RunDirectory.open(directory).manifest)
+    return seats
 
 
 def _announce_rendezvous(address: str) -> None:

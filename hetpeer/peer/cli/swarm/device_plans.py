@@ -51,22 +51,40 @@ class GridQuestion:
     seconds: float
     """Processor time of the whole command, from start to end."""
     seed: int
+    model: str | None = None
+    """The model whose blocks the stages share; needed for `out`."""
+    out: Path | None = None
+    """File for the plan to be enacted; None: none."""
 
 
 def plan_grid(asked: GridQuestion, *, as_json: bool) -> None:
-    """Print the best grid. Raises `LocalError` HP-PLAN-002 (unreadable matrices), HP-PLAN-003 (grid size)."""
+    """Print the best grid, and write it. Raises `LocalError` HP-PLAN-002 (unreadable matrices), HP-PLAN-003
+    (grid size), HP-PLAN-004 (unknown model), HP-PLAN-007 (fewer blocks than stages).
+    """
+    from hetpeer.peer.planning.model_workload import planned_model, work_of
+    from hetpeer.peer.planning.plan_files import equal_cuts, grid_seats, write_plan
     from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
     from hetpeer.stages.planning.grids.grid_search import search
 
-    network = _network(asked)
+    network, names = _network(asked)
+    cuts = None if asked.model is None else equal_cuts(work_of(asked.model, None), asked.stages)
     traffic = StepTraffic(gradient_gb=asked.gradient_gb, activation_gb=asked.activation_gb)
     prices = Prices(network, traffic, asked.replicas)
     found = search(prices, asked.stages, asked.replicas, asked.seed, within(asked.seconds))
-    print(json.dumps(_grid_document(found)) if as_json else "\n".join(_grid_lines(found)))
+    if asked.out is not None and asked.model is not None and cuts is not None:
+        best, model = found.best, planned_model(asked.model)
+        write_plan(asked.out, grid_seats(best.grid, names, cuts, model, best.total_s))
+    if as_json:
+        print(json.dumps(_grid_document(found)))
+    else:
+        print("\n".join([*_grid_lines(found, names), *_written(asked.out)]))
 
 
-def _network(asked: GridQuestion) -> DeviceNetwork:
-    """The device network of the file. Raises `LocalError` HP-PLAN-* if it does not fit the grid."""
+def _network(asked: GridQuestion) -> tuple[DeviceNetwork, Sequence[str]]:
+    """The device network of the file, and the devices' names.
+
+    Raises `LocalError` HP-PLAN-* if it does not fit the grid.
+    """
     from hetpeer.dht.base.errors import ExitCode, LocalError
     from hetpeer.stages.planning.device_network import DeviceNetwork, wrong
 
@@ -88,7 +106,20 @@ def _network(asked: GridQuestion) -> DeviceNetwork:
             fix="choose other --stages or --replicas, or other devices",
             exit_code=ExitCode.CONFIG,
         )
-    return network
+    return network, _names(document.get("names"), asked.matrices, len(network))
+
+
+def _names(given: Any, path: Path, count: int) -> Sequence[str]:
+    """The names of the file's devices; numbers from 0 if it has none. Raises `LocalError` HP-PLAN-002."""
+    from hetpeer.stages.planning.device_network import wrong
+
+    if given is None:
+        return [str(number) for number in range(count)]
+    if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
+        raise wrong(f"{path}: names is no list of texts", "give a name for each device")
+    if len(given) != count or len(set(given)) != count:
+        raise wrong(f"{path}: {len(set(given))} different names for {count} devices", "name each device once")
+    return given
 
 
 def _grid_document(found: GridSearchResult) -> dict[str, Any]:
@@ -104,14 +135,20 @@ def _grid_document(found: GridSearchResult) -> dict[str, Any]:
     }
 
 
-def _grid_lines(found: GridSearchResult) -> Iterator[str]:
+def _grid_lines(found: GridSearchResult, names: Sequence[str]) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
     parts = f"{best.data_parallel_s:.3f} s for the gradients, {best.pipeline_s:.3f} s for the pipelines"
     yield f"{'step':<10}{best.total_s:.3f} s: {parts}"
     for number, devices in enumerate(best.grid):
-        yield f"{'pipeline':<10}{number}: devices {' → '.join(map(str, devices))}"
+        yield f"{'pipeline':<10}{number}: devices {' → '.join(names[device] for device in devices)}"
     yield f"{'searched':<10}{found.evaluations} grids in {time.process_time():.1f} s of processor time"
+
+
+def _written(out: Path | None) -> Iterator[str]:
+    """The line that says where the plan is, if it was written."""
+    if out is not None:
+        yield f"{'written':<10}{out}: hetpeer bootstrap DIR --plan {out}"
 
 
 SCHEMA = "hetpeer.assignment/1"
@@ -132,13 +169,16 @@ class SwarmQuestion:
     choices: PresetChoices
     svg: Path | None = None
     """File for a drawing of the plan; None: no drawing."""
+    out: Path | None = None
+    """File for the plan to be enacted; None: none."""
 
 
 def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
     from hetpeer.bootstrap.run.durable_files import atomic_write
     from hetpeer.peer.planning.device_files import read_devices
-    from hetpeer.peer.planning.model_workload import too_small, work_of
+    from hetpeer.peer.planning.model_workload import planned_model, too_small, work_of
+    from hetpeer.peer.planning.plan_files import swarm_seats, write_plan
     from hetpeer.peer.watching.plan_picture import plan_picture
     from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
     from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -153,10 +193,12 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     if asked.svg is not None:
         drawn = plan_picture(found.best, stages, named.names, _spared(found.best, named), work)
         atomic_write(asked.svg, drawn.encode())
+    if asked.out is not None:
+        write_plan(asked.out, swarm_seats(found.best, named, planned_model(asked.model)))
     print(
         json.dumps(_document(found, stages, named, work))
         if as_json
-        else "\n".join(_lines(found, stages, named, work))
+        else "\n".join([*_lines(found, stages, named, work), *_written(asked.out)])
     )
 
 

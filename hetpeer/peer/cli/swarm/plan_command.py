@@ -68,7 +68,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="DIR | PRESET",
-            help="With --devices: a run directory, or a model such as gpt2-xl (default: gpt2).",
+            help="With --devices: a run directory, or a model such as gpt2-xl (default: gpt2). With "
+            "--matrices and --out: the model whose blocks the stages share.",
         ),
     ] = None,
     microbatches: Annotated[
@@ -100,6 +101,13 @@ def plan(
     ] = False,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --devices: draw the plan into this file.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --devices or --matrices: write the plan for `hetpeer bootstrap DIR --plan FILE`.",
+        ),
     ] = None,
     cost: Annotated[
         Cost | None,
@@ -165,14 +173,17 @@ def plan(
         {"INVITE or --bootstrap": named, "--watch": watch},
     )
     training = {"--dtype": dtype, "--recompute": recompute}
-    sizes_of_model = {"--model": model, "--microbatches": microbatches}
-    _only("--devices", devices is not None, {**sizes_of_model, **training})
+    _only("--devices", devices is not None, {"--microbatches": microbatches, **training})
+    enacted = matrices is not None and out is not None
+    _only("--devices, or --matrices with --out", devices is not None or enacted, {"--model": model})
+    if enacted and model is None:
+        raise typer.BadParameter("--matrices with --out needs --model: its blocks are divided")
     sizes = {"--stages": stages, "--replicas": replicas}
     _only("--matrices", matrices is not None, {"--cost": cost, **sizes, **traffic})
     _only(
         "--devices or --matrices",
         devices is not None or matrices is not None,
-        {"--seconds": seconds, "--seed": seed},
+        {"--seconds": seconds, "--seed": seed, "--out": out},
     )
     if devices is not None:
         from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
@@ -188,6 +199,7 @@ def plan(
             seed=seed or 0,
             choices=PresetChoices(bf16=dtype is Dtype.BF16, recompute=recompute),
             svg=svg,
+            out=out,
         )
         plan_swarm(asked_of, as_json=as_json)
         return
@@ -202,6 +214,8 @@ def plan(
             gradient_gb=GB if gradient_gb is None else gradient_gb,
             seconds=SECONDS if seconds is None else seconds,
             seed=seed or 0,
+            model=model,
+            out=out,
         )
         plan_grid(asked_for, as_json=as_json)
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetpeer.dht.base.errors import escaped, short_id
+from hetpeer.peer.cli.swarm.plan_text import plan_text, seat_cells
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
 from hetpeer.peer.limits.amounts import block_range, blocks_text, bytes_text, counted, mbit_text
 
@@ -51,6 +52,10 @@ def lines(found: SwarmStatus, here: Here | None = None) -> Iterator[str]:
         yield f"{'leftover':<10}{text}"
     for who, facts in _links(found):
         yield f"{'link':<10}{who}  {facts}"
+    if found.plan is not None:
+        yield f"{'plan':<10}{plan_text(found.plan)}"
+        for cells in seat_cells(found.plan):
+            yield f"{'planned':<10}{'  '.join(cells)}"
     for text in _moves(found):
         yield f"{'move':<10}{text}"
     for rank, who, facts in _credit(found):
@@ -96,7 +101,19 @@ def tables(found: SwarmStatus, here: Here | None = None) -> RenderableType:
         credit.add_row(*map(Text, cells))
     left = Text("\n".join(_left_over(found)), style="yellow")
     moves = Text("\n".join(_moves(found)))
-    parts = ((left, left), (links, links.row_count), (moves, moves), (credit, credit.row_count))
+    plan: RenderableType = ""
+    if found.plan is not None:
+        seats = Table("planned", "place", "now", box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for cells in seat_cells(found.plan):
+            seats.add_row(*map(Text, cells))
+        plan = Group(Text(plan_text(found.plan)), seats)
+    parts = (
+        (left, left),
+        (links, links.row_count),
+        (plan, plan),
+        (moves, moves),
+        (credit, credit.row_count),
+    )
     more: list[RenderableType] = [part for part, is_there in parts if is_there]
     return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
 
