@@ -14,8 +14,11 @@ also says how long each volunteer's worker was busy with what.
 With `--swarm-only` no process trains alone: one of 1.3 billion parameters does not fit on this machine, and
 four volunteers that keep what updates need on the disk do.
 
+With `--moves` the coordinator may move blocks. What each move promised is shown with what came of it.
+
     python -m benchmarks.real_size
     python -m benchmarks.real_size --steps 3 --trace
+    python -m benchmarks.real_size --swarm-only --steps 20 --kill-at 0 --moves
     python -m benchmarks.real_size --swarm-only --layers 24 --width 2048 --heads 16 --context 512 --steps 3 \\
         --batch-size 2 --kill-at 0 --checkpoint-every 3 --recompute --offload disk --ram-limit 5.5GiB
 """
@@ -41,7 +44,7 @@ from benchmarks import report
 from benchmarks.byte_pairs import byte_level_bpe, package_texts
 from benchmarks.finetune import evaluations, hetpeer
 from benchmarks.proportional_memory import MemoryWatch
-from benchmarks.swarm import Swarm, running
+from benchmarks.swarm import Site, Swarm, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.log.record_log import read_log
@@ -54,6 +57,8 @@ from hetpeer.peer.process.span_trace import SUFFIX
 THREADS = 2
 """Threads of the process that trains alone."""
 END = "<|endoftext|>"
+PROMISED = 0.15
+"""Goal: relative difference of a step after a move from what was promised."""
 BY_STEP, IN_ALL, NEAR = 0.9, 0.85, 1e-5
 """Goals: our speed compared with one process, by the middle step and in all; relative difference of the
 held-out losses.
@@ -168,7 +173,8 @@ async def train(run: RunDirectory, folder: Path, options: Any) -> dict[str, Any]
     """Steps and memory of the swarm, from its first step to its last."""
     more = ["--threads=1", f"--ram-limit={options.ram_limit}", f"--offload={options.offload}"]
     more += ["--trace"] if options.trace else []
-    async with running(run, folder, options.volunteers, *more) as swarm:
+    site = Site(keep_places=not options.moves)
+    async with running(run, folder, options.volunteers, *more, site=site) as swarm:
         memory = MemoryWatch(swarm)
         watching = asyncio.create_task(memory.watch())
         try:
@@ -187,6 +193,7 @@ async def train(run: RunDirectory, folder: Path, options: Any) -> dict[str, Any]
         limit = share_or_bytes(options.ram_limit) / MIB
         volunteers = {number: one.figures() for number, one in memory.volunteers.items()}
         return steps_of(swarm) | {
+            "moves": [move.model_dump() for move in swarm.feed.history.moves],
             "memory": volunteers,
             "ram_limit_mib": limit,
             "ram_limit_kept": all(one["all_mib"] <= limit for one in volunteers.values()),
@@ -269,6 +276,10 @@ def outcome(run: RunDirectory, options: Any, swarm: dict[str, Any], beside: dict
         "every microbatch once": verdict.ok and verdict.steps == options.steps,
         "memory within --ram-limit": swarm["ram_limit_kept"],
     }
+    if options.moves:
+        goals["no move that takes more than it brings, steps after it as promised"] = all(
+            move["promise"]["before_s"] is None or earned(move, options.steps) for move in swarm["moves"]
+        )
     if beside:
         goals |= {
             f"speed by step at least {BY_STEP} of one process": beside["speed"]["by_step"] >= BY_STEP,
@@ -296,6 +307,15 @@ def outcome(run: RunDirectory, options: Any, swarm: dict[str, Any], beside: dict
     }
 
 
+def earned(move: dict[str, Any], steps: int) -> bool:
+    """Whether a move of a running swarm brought more than it took, and what it had promised."""
+    promise, result = move["promise"], move["result"]
+    if result is None or result["after_s"] is None:
+        return False
+    brought = (promise["before_s"] - result["after_s"]) * (steps - move["step"])
+    return brought > result["moving_s"] and abs(result["after_s"] / promise["after_s"] - 1) <= PROMISED
+
+
 def told_steps(steps: int) -> list[int]:
     """The second step, whose loss is the first after an update, and every fifth of the run's steps."""
     return [2, *range(max(steps // 5, 3), steps + 1, max(steps // 5, 1))]
@@ -317,6 +337,13 @@ def show(figures: dict[str, Any]) -> None:
         apart = figures["step_losses_apart"]
         told = ", ".join(f"{apart[step - 1]:.1e} in step {step}" for step in told_steps(len(apart)))
         print(f"losses of steps, relative difference: {told}")
+    for move in swarm["moves"]:
+        promise, result = move["promise"], move["result"] or {}
+        print(
+            f"{promise['blocks']} blocks moved before step {move['step']}: a step of {promise['before_s']} s "
+            f"was to take {promise['after_s']:.1f} s, took {result.get('after_s')} s; the move "
+            f"{promise['moving_s']:.0f} s, took {result.get('moving_s')} s {result.get('why', '')}"
+        )
     for number, memory in swarm["memory"].items():
         parts = ", ".join(f"{kind} {mib:.0f}" for kind, mib in memory["largest_mib"].items())
         print(f"volunteer {number}: {memory['all_mib']:.0f} MiB at most (each at most: {parts})")
@@ -351,6 +378,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--offload", default="auto", help="of each volunteer (default: auto)")
     parser.add_argument("--recompute", action="store_true", help="as of `init`")
     parser.add_argument("--swarm-only", action="store_true", help="no process trains alone")
+    parser.add_argument("--moves", action="store_true", help="the coordinator may move blocks")
     parser.add_argument("--within-s", type=float, default=7200.0, help="longest time of a part of the run")
     parser.add_argument("--replay", action="store_true", help="compute all again and compare: as long again")
     parser.add_argument("--trace", action="store_true", help="say how long workers were busy with what")
@@ -363,7 +391,8 @@ def main() -> int:
         figures = asyncio.run(measure(options, Path(folder)))
     whole = all(getattr(options, name) == getattr(parsed(()), name) for name in SIZES)
     large = options.swarm_only and figures["parameters"] >= LARGE
-    name = "real-size-large" if large else "real-size" if whole else "real-size-some"
+    size = "large" if large else "" if whole else "some"
+    name = "-".join(filter(None, ("real-size", "moves" if options.moves else size)))
     return report.finish(name, figures, options, show)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from hetpeer.peer.process.hetpeer_children import COMMAND, Child, end_all
 from tests.wanlab.lab import Lab
 
 START_S = 120.0
+LAST_LINES = 40
 POLL_S = 0.005
 ENDLESS, NEVER = 100_000, 1_000_000
 """Steps of a run that is stopped, and between evaluations or checkpoints that are not to be measured."""
@@ -245,10 +247,14 @@ class Swarm:
                 self.feed.poll()
 
     def check(self) -> None:
-        """Raises `LocalError` HP-DEMO-003 for a process that ended with an error."""
+        """Raises `LocalError` HP-DEMO-003 for a process that ended with an error; prints its last words.
+
+        The folder with its log is often gone when somebody reads the error.
+        """
         minded = [child for number, child in self.volunteers.items() if number not in self.at_liberty]
         for child in (self.bootstrap, *minded):
             if child.status:
+                print(*child.last_lines(LAST_LINES), sep="\n", file=sys.stderr)
                 raise child.failure()
 
     def processes(self) -> Mapping[str, list[psutil.Process]]:

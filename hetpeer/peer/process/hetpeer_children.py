@@ -116,8 +116,12 @@ class Child:
 
     def last_line(self) -> str:
         """The last line of its stderr."""
-        lines = self._log.read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return next(iter(self.last_lines(1)), "nothing")
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last `count` lines of its stderr, without empty ones."""
+        lines = (line.strip() for line in self._log.read_text(errors="replace").split("\n"))
+        return [line for line in lines if line][-count:]
 
 
 async def end_all(children: Iterable[Child]) -> None:
