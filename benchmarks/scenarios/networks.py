@@ -59,6 +59,31 @@ def regions(seed: int, devices: int, count: int) -> DeviceNetwork:
     return DeviceNetwork(latency_ms / 1e3, gbit_s)
 
 
+def continents(seed: int, devices: int = STAGES * REPLICAS) -> DeviceNetwork:
+    """Homes in thirty cities of a globe. The way goes along great circles, with detours of its own for each
+    pair of cities; it carries less the longer it is, and each home has a line of its own.
+    """
+    random = np.random.default_rng([seed, 30])
+    spots = random.normal(size=(30, 3))
+    spots /= np.linalg.norm(spots, axis=1, keepdims=True)
+    city = random.integers(30, size=devices)
+    km = 6371.0 * np.arccos(np.clip(spots @ spots.T, -1.0, 1.0))
+    detour = _mirrored(np.exp(random.normal(0.3, 0.12, km.shape)))
+    own = np.exp(random.normal(np.log(4.0), 0.6, devices))
+    latency = (km * detour / 200.0)[np.ix_(city, city)] + own[:, None] + own[None, :]
+    up = np.exp(random.normal(np.log(0.1), 0.9, devices))
+    down = up * np.exp(np.abs(random.normal(1.0, 0.5, devices)))
+    way = _mirrored(np.exp(random.normal(0.0, 0.12, latency.shape))) * 8.0 / latency
+    np.fill_diagonal(latency, 0.0)
+    return DeviceNetwork(latency / 1e3, np.minimum(np.minimum(up[:, None], down[None, :]), way))
+
+
+def _mirrored(matrix: np.ndarray) -> np.ndarray:
+    """The upper triangle on both sides."""
+    upper = np.triu(matrix)
+    return upper + np.triu(matrix, 1).T
+
+
 def _last_miles(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Homes: each has a line of its own, lognormal, down faster than up; what is between them is no limit."""
     up = np.exp(random.normal(np.log(0.1), 0.8, devices))
