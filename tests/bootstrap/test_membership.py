@@ -109,7 +109,7 @@ def test_a_new_version_leaves_behind_who_did_not_make_it():
         LifeCycle.JOINING,
     ]
     assert ready.digests == {}
-    book.start_over()
+    book.start_over(same=False)
     assert {v.life_cycle for v in book.volunteers.values()} == {LifeCycle.JOINING}
 
 

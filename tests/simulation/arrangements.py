@@ -18,6 +18,9 @@ from tests.simulation.checked_swarm import CheckedSwarm
 PROMISE = MovePromise(before_s=3.0, after_s=2.0, moving_s=1.0, blocks=1)
 """Whatever it is worth."""
 
+SPARED = 0.5
+"""Share of backups among the volunteers of all clusters but the first."""
+
 
 class Arrangements:
     """Proposes to `swarm` every `period_s` virtual seconds on average."""
@@ -44,7 +47,7 @@ class Arrangements:
 
 
 def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
-    """`peers` in any order, in clusters of any size with any cuts."""
+    """`peers` in any order, in clusters of any size with any cuts; some are backups."""
     left = random.sample(peers, len(peers))
     layouts: list[list[Range]] = []
     seats: dict[str, tuple[int, Range]] = {}
@@ -54,7 +57,9 @@ def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
         layout = list(pairwise(borders))
         seats |= {left.pop(): (len(layouts), place) for place in layout}
         layouts.append(layout)
-    return Arrangement(layouts, seats, PROMISE)
+    # the first cluster works, so each block has somebody
+    backups = frozenset(peer for peer, (cluster, _) in seats.items() if cluster and random.random() < SPARED)
+    return Arrangement(layouts, seats, PROMISE, backups)
 
 
 def _any_cut(forming: Cluster, random: Random) -> ClusterCut:

@@ -10,6 +10,7 @@
   holder that is told a commit has the gradients that it names (F3: a committed result has a copy).
 * A commit credits each peer with its own part of the applied sums; all credit together is that of the
   surviving commits.
+* No backup is in the roster of a step.
 * One machine that adds in the order that the covers name gets every gradient and state, bit by bit.
 * A holder never keeps more than three live slots of a block, and never an id in two of them.
 """
@@ -102,8 +103,14 @@ class Checks(SimObserver):
             self._behind[key] = record.get("behind", 0)
             self._lineage[step + 1] = self._commits
             self.gives(key, record)
+            self.works_without_backups(record)
         history.add(record)
         self.credit_adds_up(record, history.commits)
+
+    def works_without_backups(self, record: Mapping[str, Any]) -> None:
+        """Check that no volunteer of the roster is a backup by the log."""
+        backups = {peer for peer, _ in self._contributors.held(record["held"])} & self.history.backups
+        require(not backups, f"step {record['step']} has backups in its roster: {sorted(backups)}")
 
     def gives(self, commit: Hashable, record: Mapping[str, Any]) -> None:
         """Note the credit that the record of `commit` gives."""

@@ -83,6 +83,8 @@ class Member:
         """Mean loss of the newest committed step; None before the first one."""
         self.hello = hello
         """Our Hello: our incarnation, and what this machine can do, as far as it has tried."""
+        self.backup = False
+        """Whether we keep our place and take part in no step, by the coordinator's last word."""
         self._shape = shape
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""
@@ -150,7 +152,7 @@ class Member:
         since = message.line.view if message.since is None else message.since
         if message.line.cluster != self.line.cluster or not since <= self.line.view <= message.line.view:
             position.distrust()  # the run went back without us: an equal version would be of another history
-        position.line = message.line
+        position.line, self.backup = message.line, message.backup
         self._fetching = None
         if commit is not None and commit.step == self.version and self.work.holds(commit):
             self._deferred.append(message.model_copy(update={"commit": None}))
@@ -176,7 +178,7 @@ class Member:
         place = (message.begin, message.end)
         if self.place != place or message.line != self.line:
             self.position.distrust()
-        self.position.line, self.position.place = message.line, place
+        self.position.line, self.position.place, self.backup = message.line, place, message.backup
         self._fetching = None
         effects = self.work.drop_all()
         if self._graphs == place:
@@ -202,7 +204,7 @@ class Member:
 
     def _fetch(self, message: m.Fetch) -> list[Effect]:
         """Fetch the state of our blocks at a version, unless we hold it with the agreed digests."""
-        self.phase = Phase.SYNCING
+        self.phase, self.backup = Phase.SYNCING, message.backup
         effects = self.work.drop_all()
         agreed = all(message.digests.get(b, d) == d for b, d in self.position.digests.items())
         if self.version == message.version and agreed:

@@ -82,6 +82,8 @@ class Welcome(Schema):
     commit: Commit | None = None
     since: Count | None = None
     """The view since which `version` has named this state; later roll-backs went to it. None: `line`'s."""
+    backup: bool = False
+    """The volunteer keeps its place and takes part in no step (docs/planning.md, "Backups")."""
 
 
 class Granted(Schema):
@@ -91,6 +93,8 @@ class Granted(Schema):
     line: TermView
     begin: Block
     end: Block
+    backup: bool = False
+    """You take part in no step until you are told to fetch the current version."""
 
 
 class Refused(Schema):
@@ -111,6 +115,8 @@ class Fetch(Schema):
     digests: Table[Block, Digest] = Field(default_factory=dict)
     origin: Count = 0
     """The cluster whose state the coordinator has."""
+    backup: bool = False
+    """You are a backup, and fetch it behind the step. Without it you are none (any more)."""
 
 
 class Begin(OfStep):

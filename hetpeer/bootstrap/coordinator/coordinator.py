@@ -188,10 +188,12 @@ class Coordinator:
         machine.barrier.look(now)
         effects = machine.on(Event.ROOM, now) if self._context.failures.wake(now) else []
         effects += machine.departures.lose(self.leases.expired(now), now, back=True)
+        effects += machine.step_in(now)
         effects += machine.judge(now)
         effects += machine.seal(now)
         effects += machine.departures.see_off(now)
-        return effects + machine.on(Event.TICK, now)
+        effects += machine.on(Event.TICK, now)
+        return effects + machine.barrier.backup_fetches.order(now)
 
     # ── messages of volunteers that join and leave ──────────────────────────────────────────────────────────
 
@@ -231,7 +233,7 @@ class Coordinator:
         complete = volunteer.holds(message.held, message.version)
         if not complete or volunteer.life_cycle is LifeCycle.READY:
             return []
-        if not machine.barrier.lets_in(volunteer, message.version, step, now):
+        if not machine.barrier.lets_in(volunteer, message.version, message.held, step, now):
             return machine.on(Event.ROOM, now)
         line, effects = self.line, machine.hear_states(volunteer, message.held, now)
         if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:

@@ -178,12 +178,16 @@ class Departures:
         self, volunteers: Sequence[VolunteerState], now: float, *, back: bool = False
     ) -> list[Effect]:
         """Take `volunteers` out of all steps. If one of their blocks has no other holder, and its state is
-        not stored either, wait for them if they may come `back`, and roll back otherwise.
+        neither stored nor with a backup, wait for them if they may come `back`, and roll back otherwise.
         """
-        machine, stored = self._machine, self._context.history.stored
+        machine, stored, members = self._machine, self._context.history.stored, self._context.members
+        kept = members.kept(self._context.history.version)
         if vacated := machine.policy.vacated(volunteers):
             return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
-        lost = [] if stored else self._context.members.held_only_by(volunteers)
+        alone = set() if stored else set(members.held_only_by(volunteers))
+        lost = sorted(alone - kept)
+        if alone & kept:
+            machine.barrier.await_backup(now)
         if lost and back and machine.policy.whole_run:
             machine.barrier.await_back([volunteer.peer for volunteer in volunteers], now)
         elif lost:
@@ -195,7 +199,7 @@ class Departures:
         left = machine.steps.leave([volunteer.peer for volunteer in volunteers])
         if any(left.values()):
             orphaned, fresh = machine.steps.orphaned, machine.steps.fresh
-            available = stored or awaited  # else no late joiner can have the state
+            available = stored or awaited or kept.issuperset(orphaned)  # else no late joiner has the state
             if orphaned and not (available and fresh is not None and fresh.roster):
                 return machine.without_holder(f"no holder is left of block {orphaned[0]}", now)
             effects = machine.steps.without(left, now)

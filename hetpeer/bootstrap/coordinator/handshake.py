@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import last_message
+from hetpeer.bootstrap.coordinator.rebalancing import granted, note_backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.membership import VolunteerState
@@ -56,6 +57,7 @@ class Handshake:
             places=context.members.places() if member else self._offers(volunteer),
             commit=last_message(context.history) if member and missed else None,
             since=None if context.line.cluster else context.history.since_view,
+            backup=member and peer in context.members.backups,
         )
         return [Send(peer, welcome)]
 
@@ -67,8 +69,10 @@ class Handshake:
             why = "that place was taken meanwhile"
             return [Send(volunteer.peer, m.Refused(why=why, places=self._offers(volunteer)))]
         volunteer.rejoin()
-        granted = m.Granted(line=self._context.line, begin=message.begin, end=message.end)
-        return [Send(volunteer.peer, granted)]
+        backups, noted = self._context.members.backups, list[Effect]()
+        if volunteer.peer in backups:  # it has lost the place that it kept
+            noted = note_backups(self._context, backups - {volunteer.peer})
+        return [*noted, Send(volunteer.peer, granted(self._context, volunteer))]
 
     def _offers(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:
         """Places to choose from, best first. The first claim of a place counts; others get a new ranking.

@@ -31,7 +31,7 @@ from hetpeer.bootstrap.coordinator.commits import (
 )
 from hetpeer.bootstrap.coordinator.departures import Departures, RunPolicy, WholeRun
 from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
-from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
+from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing, note_backups
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.coordinator.steps import StepQueue
@@ -144,6 +144,13 @@ class Machine:
             return self.roll_back(why, now)
         return self.barrier.fill_gap(now) if self.policy.whole_run else self.at_barrier(now)
 
+    def step_in(self, now: float) -> list[Effect]:
+        """Let backups work that a block needs: into the step that runs, or at the barrier."""
+        if not (peers := self.barrier.stepping_in(now)):
+            return []
+        backups = self._context.members.backups.difference(peers)
+        return [*note_backups(self._context, backups, steps_in=peers), *self.on(Event.ROOM, now)]
+
     # ── TRAINING and REDUCING: steps run ────────────────────────────────────────────────────────────────────
 
     def admit(self, now: float) -> list[Effect]:
@@ -221,7 +228,9 @@ class Machine:
             return []
         for peer in failure.holders:
             context.members.volunteers[peer].slow = True
-        replaceable = context.members.spare() is not None
+        replaceable = context.members.spare() is not None or bool(
+            context.members.needed_backups(context.history.version)
+        )
         if context.failures.are_final(failure, room_s(context.config), now, replaceable=replaceable):
             return self._end(failure.why, completed=False)
         self.policy.rest(failure.holders, now)
@@ -347,11 +356,13 @@ class Machine:
 
     def without_holder(self, why: str, now: float) -> list[Effect]:
         """Give up the steps that run: a block has no holder. Those who may bring it back are awaited."""
+        members, version = self._context.members, self._context.history.version
         awaited = set(self.barrier.awaited)
-        if not awaited:
+        if not awaited and not members.kept(version).issuperset(members.uncovered()):
             return self.roll_back(why, now)
-        effects = self.go_back(self._context.history.version, why, now)
-        self.barrier.await_back(awaited, now)
+        effects = self.go_back(version, why, now)
+        if awaited:
+            self.barrier.await_back(awaited, now)
         return effects
 
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:
@@ -363,13 +374,14 @@ class Machine:
         stopped = self.move_watch.stop(f"the run went back: {why}")
         self.checkpoints.abandon()
         self.barrier.leave()
-        holders = context.members.roster() if version == context.history.version else {}
+        same = version == context.history.version
+        holders = context.members.roster() if same else {}
         context.state = CoordinatorState.WAITING
         context.line = line = m.TermView(term=context.line.term, view=context.line.view + 1)
         record = context.log(
             kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
         )
-        context.members.start_over()
+        context.members.start_over(same=same)
         if holders:
             context.state = CoordinatorState.SYNCING
         self.barrier.gather([context.members.volunteers[peer] for peer in holders], now)

@@ -16,7 +16,7 @@ from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
 from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import is_cut
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState, is_cut
 
 RESTS = 10
 """Sync timeouts before the next proposal after waiting for a checkpoint in vain; doubled each time."""
@@ -26,12 +26,14 @@ RESTS = 10
 class Arrangement:
     """Places from now on: `layouts[c]` is cluster c's cut of blocks; `seats`: peer → (cluster, blocks).
 
-    `promise`: expectation of it, which is held against what comes; None: nothing is expected.
+    `promise`: expectation of it, which is held against what comes; None: nothing is expected. `backups`:
+    volunteers with a seat that take part in no step.
     """
 
     layouts: Sequence[Sequence[Range]]
     seats: Mapping[str, tuple[int, Range]]
     promise: MovePromise | None = None
+    backups: frozenset[str] = frozenset()
     plan: str = ""
     """Id of the plan that it enacts; empty: a planner's own."""
 
@@ -46,7 +48,16 @@ class Arrangement:
         for peer, (cluster, place) in self.seats.items():
             if not 0 <= cluster < len(self.layouts) or place not in self.layouts[cluster]:
                 return f"{peer} has a place that no cluster has"
+        if strangers := self.backups - self.seats.keys():
+            return f"{min(strangers)} is a backup without a place"
+        if self.backups and (alone := set(range(blocks)).difference(*self.working.values())):
+            return f"block {min(alone)} has backups alone"
         return None
+
+    @property
+    def working(self) -> dict[str, range]:
+        """Volunteer that takes part in steps → its blocks."""
+        return {peer: range(*place) for peer, (_, place) in self.seats.items() if peer not in self.backups}
 
 
 class Rebalancing:
@@ -80,8 +91,8 @@ class Rebalancing:
         return self.pending
 
     def left(self, peers: Collection[str]) -> None:
-        """Drop the proposal if one of `peers`, which leave, has a seat in it."""
-        if self._proposal is not None and not self._proposal.seats.keys().isdisjoint(peers):
+        """Drop the proposal if one of `peers`, which leave, is to work in it; it can do without backups."""
+        if self._proposal is not None and not self._proposal.working.keys().isdisjoint(peers):
             self._proposal = None
 
     @property
@@ -91,7 +102,7 @@ class Rebalancing:
         if proposal is None:
             return False
         present = {v.peer for v in self._context.members.volunteers.values() if v.place is not None}
-        if not proposal.seats.keys() <= present or self._checkpoints.failures != self._failures:
+        if not proposal.working.keys() <= present or self._checkpoints.failures != self._failures:
             self._proposal = None
         return self._proposal is not None
 
@@ -114,30 +125,58 @@ class Rebalancing:
         self._rest_s = RESTS * self._context.config.sync_s
         members = self._context.members
         promise = proposal.promise
+        before = {peer: v.place for peer, v in members.volunteers.items() if v.place is not None}
+        seats = {peer: seat for peer, seat in proposal.seats.items() if peer in before}
+        spared = members.backups
+        members.backups = (proposal.backups & seats.keys()) | (spared & before.keys() - seats.keys())
         effects: list[Effect] = [
             self._context.log(
                 kind="arranged",
                 layouts=[[list(place) for place in layout] for layout in proposal.layouts],
+                backups=sorted(members.backups),
                 **({} if promise is None else {"promise": promise.model_dump()}),
                 **({"plan": proposal.plan} if proposal.plan else {}),
             )
         ]
         if promise is not None:
-            self._watch.begin({peer: place for peer, (_, place) in proposal.seats.items()}, now)
+            self._watch.begin({peer: proposal.seats[peer][1] for peer in proposal.working}, now)
         members.arrange(proposal.layouts)
-        before = {peer: volunteer.place for peer, volunteer in members.volunteers.items()}
-        for peer, seat in proposal.seats.items():
+        for peer, seat in seats.items():
             members.volunteers[peer].cluster, members.volunteers[peer].place = seat
-        for peer in sorted(before.keys() - proposal.seats.keys()):
-            if before[peer] is not None:  # it came after the proposal was made
-                members.settle(members.volunteers[peer])
-        for peer, volunteer in sorted(members.volunteers.items()):
-            place = volunteer.place
-            if place is None or place == before[peer]:
-                continue
-            volunteer.rejoin()
-            volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
-            volunteer.computing, volunteer.links = 0.0, {}  # they were measured on the other blocks
-            granted = m.Granted(line=self._context.line, begin=place[0], end=place[1])
-            effects.append(Send(peer, granted))
+        for peer in sorted(before.keys() - seats.keys()):
+            members.settle(members.volunteers[peer])  # it came after the proposal was made
+        for peer in sorted(before):
+            volunteer = members.volunteers[peer]
+            backup, moves = peer in members.backups, volunteer.place != before[peer]
+            if moves:
+                volunteer.computing, volunteer.links = 0.0, {}  # they were measured on the other blocks
+                volunteer.warm = None
+            if moves or (backup and peer not in spared):
+                if not moves and volunteer.life_cycle is LifeCycle.READY and volunteer.digests:
+                    volunteer.warm = self._context.history.version, volunteer.digests
+                volunteer.rejoin()
+                volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
+                effects.append(Send(peer, granted(self._context, volunteer)))
         return effects
+
+
+def granted(context: CoordinatorContext, volunteer: VolunteerState) -> m.Granted:
+    """Message that gives `volunteer` its place."""
+    begin, end = volunteer.place or (0, 0)
+    backup = volunteer.peer in context.members.backups
+    return m.Granted(line=context.line, begin=begin, end=end, backup=backup)
+
+
+def note_backups(
+    context: CoordinatorContext, backups: Collection[str], *, steps_in: Collection[str] = ()
+) -> list[Effect]:
+    """Make these the backups of the run, and log that; `steps_in`: those that work from now on.
+
+    Peers that are not here are forgotten: none of them holds anything that is worth a place.
+    """
+    members = context.members
+    present = frozenset(backups) & members.volunteers.keys()
+    if present == members.backups and not steps_in:
+        return []
+    members.backups = present
+    return [context.log(kind="backups", peers=sorted(present), steps_in=sorted(steps_in))]

@@ -16,10 +16,12 @@ volunteer is moved to it. machine.py decides about a roll-back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
+from hetpeer.bootstrap.coordinator.backup_fetches import BackupFetches, known_digests
+from hetpeer.bootstrap.coordinator.rebalancing import granted
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, CoordinatorState, Effect, Send
@@ -46,7 +48,10 @@ class StepBarrier:
 
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
+        self.backup_fetches = BackupFetches(context)
         self._return_by = now + context.config.return_s
+        self._settled_at = self._return_by
+        """Backups step in at the barrier only after that: at the first step of the term at the latest."""
         self.awaited: set[str] = set()
         """Last holders of a block of the current version that fell silent, and may come back with it."""
         self._waiting_since: float | None = None
@@ -88,7 +93,7 @@ class StepBarrier:
         context = self._context
         self._earn()
         joiners = [v for v in context.members.volunteers.values() if v.life_cycle is LifeCycle.PREPARED]
-        joiners = [v for v in joiners if self.available(v.place)]
+        joiners = [v for v in joiners if self.available(v) and v.peer not in context.members.backups]
         joiners = [v for v in joiners if not self.may_rest(v) and v.peer not in context.failures.resting]
         needed, waits = bool(context.members.uncovered()), context.state is CoordinatorState.SYNCING
         if not needed:
@@ -104,13 +109,13 @@ class StepBarrier:
 
     def may_rest(self, volunteer: VolunteerState) -> bool:
         """Whether `volunteer` rests now, and others hold its blocks or are about to."""
-        disputed_pairs = self._context.disputed_pairs
-        if volunteer.peer not in disputed_pairs.resting:
+        resting = self._context.disputed_pairs.resting
+        if volunteer.peer not in resting:
             return False
         others = {
             v.peer: v.place
             for v in self._context.members.volunteers.values()
-            if v.place is not None and not v.slow and v.peer not in disputed_pairs.resting
+            if v.place is not None and not v.slow and v.peer not in {*resting, *self._context.members.backups}
         }
         return not set(self._context.members.uncovered(others)).intersection(
             range(*(volunteer.place or (0, 0)))
@@ -127,8 +132,9 @@ class StepBarrier:
     def expects(self) -> bool:
         """Whether a volunteer is coming that can only enter when steps do not overlap."""
         return any(
-            self.available(v.place)
+            self.available(v)
             and not v.slow
+            and v.peer not in self._context.members.backups
             and v.peer not in self._context.failures.resting
             and self._in_vain[v.peer] < IN_VAIN
             and v.peer not in self._context.disputed_pairs.resting
@@ -143,16 +149,28 @@ class StepBarrier:
         return 0.0 < PAYS * self.fetch_s < float(last.get("seconds", 0.0))
 
     def lets_in(
-        self, volunteer: VolunteerState, version: int, step: CoordinatedStep | None, now: float
+        self,
+        volunteer: VolunteerState,
+        version: int,
+        held: Sequence[m.Held],
+        step: CoordinatedStep | None,
+        now: float,
     ) -> bool:
-        """`volunteer` holds all of its place at `version`. Returns whether it works from now on, at the
-        barrier or in the running `step`; otherwise it prepares for a later version.
+        """`volunteer` holds all of its place at `version`, the states `held`. Returns whether it works from
+        now on, at the barrier or in the running `step`; otherwise it prepares for a later version.
         """
         asked, began = self._fetching.get(volunteer.peer, (None, now))
         if asked == version:
             del self._fetching[volunteer.peer]
             self.fetch_s = now - began
         context = self._context
+        if volunteer.peer in context.members.backups:
+            self.backup_fetches.holds(volunteer, version, held, now)
+            return False
+        if volunteer.has(version) and volunteer.warm != (version, {one.block: one.digest for one in held}):
+            volunteer.prepare()  # as a backup it said something else of its states
+            volunteer.warm = None
+            return False
         between_steps = context.state in AT_BARRIER and not self.may_rest(volunteer)
         welcome = between_steps or self.takes(step, volunteer)
         if version != context.history.version or not welcome or volunteer.peer in context.failures.resting:
@@ -179,13 +197,22 @@ class StepBarrier:
             self._in_vain.update(v.peer for v in syncing)
         return not over
 
-    def available(self, place: Range | None) -> bool:
-        """Whether the current version of these blocks can be fetched somewhere."""
-        if place is None:
+    def available(self, volunteer: VolunteerState) -> bool:
+        """Whether `volunteer` has the current version of its blocks, or can fetch it somewhere."""
+        members, history = self._context.members, self._context.history
+        if volunteer.place is None:
             return False
-        return self._context.history.stored or all(
-            self._context.members.holders(block) for block in range(*place)
-        )
+        here = history.stored or volunteer.has(history.version)
+        return here or all(members.holders(block) for block in range(*volunteer.place))
+
+    def stepping_in(self, now: float) -> list[str]:
+        """Backups that are to work from now on, since a block of their places has no other volunteer.
+
+        Before the first step of a term volunteers have time to come back first.
+        """
+        if self._context.state in AT_BARRIER and now < self._settled_at:
+            return []
+        return [v.peer for v in self._context.members.needed_backups(self._context.history.version)]
 
     def fetch(self, volunteer: VolunteerState, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""
@@ -193,17 +220,12 @@ class StepBarrier:
         volunteer.fetch()
         volunteer.witness = False
         self._fetching[volunteer.peer] = self._context.history.version, now
-        members, blocks = self._context.members, range(*volunteer.place)
-        digests: dict[int, str] = {}
-        for holder in members.volunteers.values():
-            if holder.life_cycle is LifeCycle.READY:
-                digests |= {b: d for b, d in holder.digests.items() if b in blocks}
-        digests |= {b: d for b, d in self._context.history.digests.items() if b in blocks}
+        members = self._context.members
         order = m.Fetch(
             line=self._context.line,
             version=self._context.history.version,
-            sources={b: tuple(members.holders(b)) for b in blocks},
-            digests=digests,
+            sources={b: tuple(members.holders(b)) for b in range(*volunteer.place)},
+            digests=known_digests(self._context, volunteer),
             origin=(self._context.history.base or {}).get("cluster", 0),
         )
         return Send(volunteer.peer, order)
@@ -216,6 +238,7 @@ class StepBarrier:
     def leave(self) -> None:
         """End the wait: a step begins, or the run rolls back."""
         self._waiting_since = None
+        self._settled_at = 0.0
         self.awaited.clear()
 
     def gather(self, holders: Iterable[VolunteerState], now: float) -> None:
@@ -233,6 +256,10 @@ class StepBarrier:
         self.awaited.update(peers)
         self._return_by = now + max(self._context.config.absence_s, min(again_s, LONGEST_ABSENCE_S))
 
+    def await_backup(self, now: float) -> None:
+        """Wait for a backup that has the current version of a block whose last holder left."""
+        self._return_by = max(self._return_by, now + self._context.config.absence_s)
+
     def awaits_no_more(self, peer: str, now: float) -> None:
         """`peer` is back without its state. If nobody else is awaited, the wait is over."""
         if peer in self.awaited:
@@ -242,6 +269,7 @@ class StepBarrier:
     def excuse(self, pause_s: float, now: float) -> None:
         """Postpone all deadlines: the coordinator did not run for `pause_s` seconds and could hear nobody."""
         self._return_by += pause_s
+        self._settled_at += pause_s
         self._sync_by += pause_s
         self._waited_to += pause_s
         self._coming = {key: since + pause_s for key, since in self._coming.items()}
@@ -262,8 +290,8 @@ class StepBarrier:
         if moved is None or moved.place is None:
             return []
         moved.rejoin()
-        begin, end = moved.place
-        return [Send(moved.peer, m.Granted(line=self._context.line, begin=begin, end=end))]
+        moved.warm = None
+        return [Send(moved.peer, granted(self._context, moved))]
 
     # ── late joiners ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -273,7 +301,7 @@ class StepBarrier:
             self.fetch(volunteer, now)
             for volunteer in self._outside(step)
             if volunteer.life_cycle is LifeCycle.PREPARED
-            and self.available(volunteer.place)
+            and self.available(volunteer)
             and (self._is_missing(step, volunteer) or self._pays(step, volunteer, now))
         ]
 
@@ -300,7 +328,8 @@ class StepBarrier:
     def _outside(self, step: CoordinatedStep) -> list[VolunteerState]:
         """Volunteers with a place that could enter."""
         here = [v for v in self._context.members.volunteers.values() if v.place is not None]
-        return [v for v in here if v.peer not in step.roster and v.peer not in self._context.failures.resting]
+        kept_out = step.roster.keys() | self._context.failures.resting.keys() | self._context.members.backups
+        return [v for v in here if v.peer not in kept_out]
 
     def _is_missing(self, step: CoordinatedStep, volunteer: VolunteerState) -> bool:
         """Whether the step cannot end without a holder of `volunteer`'s place."""

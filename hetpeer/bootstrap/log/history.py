@@ -61,6 +61,8 @@ class History:
     """Step at which that plan came into force, or volunteers were last moved to their seats in it."""
     plan_ended: int | None = None
     """Step from which blocks are divided otherwise; None: the plan is in force."""
+    backups: frozenset[str] = frozenset()
+    """Volunteers that keep a place and take part in no step."""
     moves: list[Move] = field(default_factory=list)
     """The newest moves of blocks, with what they promised and what came (moves.py)."""
     cut: Sequence[Sequence[int]] | None = None
@@ -95,6 +97,7 @@ class History:
                     by_plan = record.get("plan") == self.plan["id"]
                     self.plan_since = self.version if by_plan else self.plan_since
                     self.plan_ended = None if by_plan else self.version
+                self.backups = frozenset(record.get("backups", ()))
                 self._settle(MoveResult(why="blocks were moved again before it had settled"))
                 if "promise" in record:
                     promise = MovePromise.model_validate(record["promise"])
@@ -102,6 +105,8 @@ class History:
             case "planned":
                 self.plan, self.plan_since, self.plan_ended = record, self.version, None
                 self.arranged = [*record["layouts"], *self.arranged]
+            case "backups":
+                self.backups = frozenset(record["peers"])
             case "moved":
                 self._settle(MoveResult.model_validate(record))
             case "bad_sample":

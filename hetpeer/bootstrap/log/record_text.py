@@ -9,7 +9,8 @@ from hetpeer.bootstrap.log.moves import Move, MoveResult
 from hetpeer.dht.base.errors import short_id, short_ids
 
 TOLD = frozenset(
-    {"rollback", "gone", "planned", "arranged", "moved", "banned", "bad_sample", "dispute", "quarrel"}
+    {"rollback", "gone", "planned", "arranged", "backups", "moved"}
+    | {"banned", "bad_sample", "dispute", "quarrel"}
 )
 """Kinds of records that a person should hear of."""
 FAREWELL = "said farewell"
@@ -43,7 +44,14 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
             return f"plan {record['id']} is in force, with {places} places, by pipeline: {cuts}"
         case "arranged":
             cuts = "; ".join(_cut(layout) for layout in record["layouts"])
-            return f"the blocks are divided anew, by pipeline: {cuts}"
+            backups = len(record.get("backups", ()))
+            spared = f"; {backups} volunteer{' is a backup' if backups == 1 else 's are backups'}"
+            return f"the blocks are divided anew, by pipeline: {cuts}{spared if backups else ''}"
+        case "backups" if record["steps_in"]:
+            named = ", ".join(map(short_id, record["steps_in"]))
+            return f"a block has no other volunteer any more; from now on a backup works: {named}"
+        case "backups":
+            return f"backups now: {', '.join(map(short_id, record['peers'])) or 'none'}"
         case "moved":
             return f"the move of blocks {result_text(MoveResult.model_validate(record))}"
         case "banned":

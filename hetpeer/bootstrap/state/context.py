@@ -108,7 +108,9 @@ def whole_run(config: CoordinatorConfig, history: History) -> CoordinatorContext
     """The context of a new term over a run with one history, whose batches are trained in order."""
     line = TermView(term=history.term + 1, view=history.view)
     arranged = [[(begin, end) for begin, end in layout] for layout in history.arranged]
-    members = Membership(config.layouts, config.costs, history.departures, arranged=arranged)
+    members = Membership(
+        config.layouts, config.costs, history.departures, arranged=arranged, backups=history.backups
+    )
     return CoordinatorContext(config, history, SequentialAgenda(config, history), line, members)
 
 

@@ -53,6 +53,8 @@ class VolunteerState:
     """The volunteer has had its place for long and never worked there: others may come to its blocks."""
     worked: bool = False
     """Whether the volunteer has held the current version in this session."""
+    warm: tuple[int, Mapping[int, str]] | None = None
+    """Version of its place that a backup holds, and its digests; None: none of the present history."""
     missed: int = 0
     """Versions in a row that the volunteer held only when they were past."""
     broken_at: float | None = None
@@ -99,6 +101,7 @@ class VolunteerState:
             place=None,
             slow=False,
             worked=False,
+            warm=None,
             missed=0,
             digests={},
             witness=False,
@@ -137,6 +140,16 @@ class VolunteerState:
     def prepare(self) -> None:
         """Note that the graphs of the place are loaded, or that the state is not the current one any more."""
         self.life_cycle = LifeCycle.PREPARED
+
+    def back_up(self, version: int, held: Sequence[Held], *, current: bool) -> None:
+        """Note that a backup holds the states `held` of `version`; `current`: that is the run's."""
+        self.life_cycle = LifeCycle.PREPARED
+        self.warm = version, {one.block: one.digest for one in held}
+        self.worked = self.worked or current
+
+    def has(self, version: int) -> bool:
+        """Whether the volunteer holds `version` as a backup."""
+        return self.warm is not None and self.warm[0] == version
 
     def fetch(self) -> None:
         """Note that the volunteer was told to fetch the current version, or to report whether it holds it."""
@@ -177,7 +190,8 @@ class Membership:
     """The table of volunteers.
 
     `layouts[c % len]` is cluster c's cut of the blocks into ranges; `arranged` replaces it for the first
-    clusters. `departures`: peer → how often it has left. With `only` there is that cluster alone.
+    clusters. `departures`: peer → how often it has left. With `only` there is that cluster alone. `backups`:
+    peers that keep a place and take part in no step (docs/planning.md, "Backups").
     """
 
     def __init__(
@@ -187,8 +201,10 @@ class Membership:
         departures: Mapping[str, int] = MappingProxyType({}),
         only: int | None = None,
         arranged: Sequence[Sequence[Range]] = (),
+        backups: Iterable[str] = (),
     ) -> None:
         self._only = only
+        self.backups = frozenset(backups)
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self.arrange(arranged)
         self._reserved: frozenset[tuple[int, Range]] = frozenset()
@@ -319,11 +335,14 @@ class Membership:
         for place in self.places():
             if not place.open or place.holders:
                 continue
-            for volunteer in sorted(self.volunteers.values(), key=lambda v: (-v.cluster, v.peer)):
+            for volunteer in sorted(self.volunteers.values(), key=self._spared_first):
                 seated = volunteer.place is not None and self._redundant(volunteer)
                 if seated and volunteer.has_room(place):
                     return volunteer, place
         return None
+
+    def _spared_first(self, volunteer: VolunteerState) -> tuple[bool, int, str]:
+        return volunteer.peer not in self.backups, -volunteer.cluster, volunteer.peer
 
     def _redundant(self, volunteer: VolunteerState) -> bool:
         others = {
@@ -354,10 +373,11 @@ class Membership:
             if volunteer.peer not in roster:
                 volunteer.outdate()
 
-    def start_over(self) -> None:
-        """Everybody prepares again: another version holds."""
+    def start_over(self, *, same: bool) -> None:
+        """Everybody prepares again; `same`: from the version that holds now, so that backups keep theirs."""
         for volunteer in self.volunteers.values():
             volunteer.digests = {}
+            volunteer.warm = volunteer.warm if same else None
             volunteer.rejoin()
 
     def holders(self, block: int) -> list[str]:
@@ -368,6 +388,24 @@ class Membership:
         """Blocks that no volunteer of `roster` (default: all ready ones) holds."""
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
+
+    def kept(self, version: int) -> set[int]:
+        """Blocks of which a backup holds `version`."""
+        backups = [v for v in self.volunteers.values() if v.peer in self.backups and v.has(version)]
+        return {block for backup in backups for block in range(*(backup.place or (0, 0)))}
+
+    def needed_backups(self, version: int) -> list[VolunteerState]:
+        """Backups without which a block has no volunteer: one for each, rather one that has `version`."""
+        present = [v for v in self.volunteers.values() if v.place is not None and not v.slow]
+        others = {v.peer: v.place for v in present if v.place is not None and v.peer not in self.backups}
+        needed, found = set(self.uncovered(others)), list[VolunteerState]()
+        backups = [v for v in present if v.peer in self.backups]
+        for backup in sorted(backups, key=lambda v: (not v.has(version), v.peer)):
+            blocks = set(range(*(backup.place or (0, 0))))
+            if not needed.isdisjoint(blocks):
+                found.append(backup)
+                needed -= blocks
+        return found
 
     def leaving(self) -> list[VolunteerState]:
         """Volunteers that said farewell and stay until the state that they alone hold is stored."""

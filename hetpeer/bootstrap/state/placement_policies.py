@@ -24,7 +24,9 @@ def ranked(
     if asks is None:
         return places
     others = [
-        v for _, v in sorted(members.volunteers.items()) if v.place and not v.slow and v is not newcomer
+        v
+        for peer, v in sorted(members.volunteers.items())
+        if v.place and not v.slow and v is not newcomer and peer not in members.backups
     ]
     ranks = PLACEMENT_POLICIES[policy].ranks(places, newcomer, others, asks)
     return tuple(place.model_copy(update={"rank": n}) for place, n in zip(places, ranks, strict=True))

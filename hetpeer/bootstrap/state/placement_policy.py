@@ -30,9 +30,9 @@ class PlacementPolicy(ABC):
     ) -> Sequence[int]:
         """A rank for each of `places`, open and taken ones: 0 for the best, from 0.
 
-        `others` have places and are not slow, in the order of their ids. `demand` is the work of a step.
-        Figures of volunteers are their claims, and 0 where nothing was reported. It is called for each
-        newcomer in the coordinator's loop: at most a few milliseconds for 64 volunteers.
+        `others` have places, in the order of their ids; they are not slow, and no backups. `demand` is the
+        work of a step. Figures of volunteers are their claims, and 0 where nothing was reported. It is called
+        for each newcomer in the coordinator's loop: at most a few milliseconds for 64 volunteers.
         """
 
 

@@ -250,7 +250,10 @@ def to_seats(seats: PlannedSeats, members: Membership) -> Arrangement | None:
         return None
     taken = {**Seating.of(members).seats, **moves}
     clusters = range(max(cluster for cluster, _ in taken.values()) + 1)
-    return Arrangement([members.layout(cluster) for cluster in clusters], taken, plan=seats.plan.id)
+    layouts = [members.layout(cluster) for cluster in clusters]
+    spared = members.backups & taken.keys() - moves.keys()
+    found = Arrangement(layouts, taken, backups=spared, plan=seats.plan.id)
+    return found if found.fault(members.blocks) is None else replace(found, backups=frozenset())
 
 
 def cutting(

@@ -25,7 +25,7 @@ from hetpeer.peer.limits.nvml import GpuState
 
 PREFIX = "hetpeer_"
 KINDS = (
-    *("commit", "rollback", "checkpoint", "evaluation", "gone", "reign", "planned", "arranged"),
+    *("commit", "rollback", "checkpoint", "evaluation", "gone", "reign", "planned", "arranged", "backups"),
     *("moved", "amendment", "halt", "founded", "dissolved", "average", "installed"),
 )
 """Kinds of records that are counted separately."""
