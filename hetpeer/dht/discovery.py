@@ -128,6 +128,8 @@ class Advert(BaseModel):
     processor_part: Share = 0.0
     """Fraction of that processor that its worker takes while it computes; 0: unknown."""
     device: Label = ""
+    up_s: Amount = 0.0
+    """Seconds since its node started; 0: its version does not say."""
     reach: Label = ""
     """public: takes connections; private: takes none; unknown."""
     reach_peers: Count = 0

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 PANELS = (
     *("you", "progress", "map", "machine", "gpu", "limits", "warnings"),
-    *("credit", "leftovers", "events", "peers", "links"),
+    *("credit", "leftovers", "events", "peers", "links", "plan", "plan-summary"),
 )
 TOKEN = "a-token-of-a-test"
 HOSTILE = [
@@ -63,6 +63,12 @@ def peer(number: int, name: str) -> dict[str, Any]:
         "waits_data": 0.2,
         "waits_room": 0.0,
         "device": name,
+        "gpu_bytes": 20 * 2**30,
+        "ram_bytes": 14 * 2**30,
+        "uplink": 2.5e6,
+        "downlink": 12.5e6,
+        "up_s": 7500.0,
+        "departures": 3,
         "reach": "private",
         "reach_peers": 2,
         "relays": [name],
@@ -70,6 +76,7 @@ def peer(number: int, name: str) -> dict[str, Any]:
             {
                 "to": name,
                 "bytes_per_second": 1e6,
+                "trip_s": 0.042,
                 "ratio": 4.0,
                 "saved_bytes": 10**6,
                 "path": f"through {name}",
@@ -114,6 +121,25 @@ def view(names: list[str]) -> dict[str, Any]:
                     {"peer": one["peer"], "name": one["name"], "rank": 1, "credit": 5} for one in peers
                 ],
                 "yours": {"peer": peers[0]["peer"], "name": name, "rank": 1, "credit": 5},
+            },
+            "plan": {
+                "id": name,
+                "since": 3,
+                "ended": None,
+                "planned_s": 4.0,
+                "cost": "swarm",
+                "measured_s": 4.4,
+                "seats": [
+                    {
+                        "device": one["name"],
+                        "peer": one["peer"],
+                        "pipeline": 0,
+                        "planned": one["blocks"],
+                        "blocks": [0, 1],
+                        "standing": "as planned" if one["blocks"] == [0, 1] else "elsewhere",
+                    }
+                    for one in peers
+                ],
             },
         },
         "curves": {
@@ -302,6 +328,34 @@ async def test_every_panel_says_something(browser: Browser) -> None:
         await expect(page.locator("#map .nobody")).to_have_count(3)
         await expect(page.locator("#speed canvas")).to_be_visible()
         assert await page.title() == "training · ada · hetpeer"
+
+
+async def test_each_peers_machine_line_and_steadiness_and_the_plan_beside_reality(browser: Browser) -> None:
+    daemon = Daemon(view(["ada", "bob"]))
+    daemon.shown["status"]["peers"][0]["role"] = "volunteer"
+    daemon.shown["status"]["peers"][1] |= {"gpu_bytes": 0, "uplink": 0.0, "departures": None}
+    async with page_of(browser, daemon) as page:
+        first, second = await page.locator("#peers tbody tr").all_inner_texts()
+        for text in (
+            "20 GiB GPU, 14 GiB RAM",
+            "20.0 Mbit/s up, 100.0 Mbit/s down",
+            "here 2h 5m, left 3 times",
+        ):
+            assert text in first
+        assert "14 GiB RAM" in second
+        assert "GPU" not in second
+        assert "Mbit/s up" not in second
+        assert "left" not in second
+        await expect(page.locator("#links")).to_contain_text("42 ms")
+        summary = page.locator("#plan-summary")
+        await expect(summary).to_contain_text("1 of 2 are at their places; a step is planned to take 4.00 s")
+        await expect(summary).to_contain_text("measured: 4.40 s")
+        assert await page.locator("#plan tbody tr").all_inner_texts() == [
+            f"ada …{'0' * 6}\tpipeline 0, block 0\tas planned",
+            f"bob …{'0' * 5}1\tpipeline 0, block 1\thas block 0",
+        ]
+        daemon.shown["status"]["plan"] = None
+        await expect(page.locator("#plan-panel")).to_be_hidden(timeout=20_000)
 
 
 async def test_the_gpu_the_limits_and_what_is_wrong(browser: Browser) -> None:

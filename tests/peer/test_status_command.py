@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 
 from hetpeer.bootstrap.log.credit_ranking import ranking
+from hetpeer.bootstrap.log.departure_counts import DepartureCounts
 from hetpeer.bootstrap.log.moves import Move, MovePromise, MoveResult
 from hetpeer.bootstrap.run.manifest_files import DataSettings
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
@@ -31,13 +32,14 @@ from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach import reachability
 from hetpeer.peer.arrival.destinations import remember
 from hetpeer.peer.cli.swarm import status_command
-from hetpeer.peer.cli.swarm.status_text import Here, _duration, lines, own_lines, tables
+from hetpeer.peer.cli.swarm.peer_text import duration
+from hetpeer.peer.cli.swarm.status_text import Here, lines, own_lines, tables
 from hetpeer.peer.control.control_messages import DaemonStatus, LinkStatus, VolunteerStatus, decode_answer
 from hetpeer.peer.daemon.presence import no_state
 from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.watching.status_reader import summarise
+from hetpeer.peer.watching.status_reader import LogFigures, summarise
 from hetpeer.peer.watching.swarm_status import SwarmStatus
 from hetpeer.peer.web.machine_load import MachineLoad
 from tests.bootstrap.engine import make_run
@@ -132,7 +134,7 @@ def test_moves_are_shown_with_what_they_promised_and_what_came(run: RunDirectory
     promise = MovePromise(before_s=31.8, after_s=27.2, moving_s=13.0, blocks=20)
     settled = Move(step=2, promise=promise, result=MoveResult(after_s=32.9, moving_s=45.0))
     newer = Move(step=9, promise=promise.model_copy(update={"before_s": None, "blocks": 1}))
-    found = summarise(run.signed, {}, 1000.0, moves=(settled, newer))
+    found = summarise(run.signed, {}, 1000.0, told=LogFigures(moves=(settled, newer)))
     assert [line for line in lines(found) if line.startswith("move ")] == [
         (
             "move      step 2: 20 blocks moved; 27.2 s a step instead of 31.8 s promised, for 13 s of "
@@ -221,6 +223,37 @@ def test_what_a_peer_offers_before_it_has_a_place(run: RunDirectory) -> None:
     (row,) = [row for row in found.document()["peers"] if row["name"] == "attic"]
     told = {key: row[key] for key in ("ram_bytes", "gpu_bytes", "uplink", "downlink")}
     assert told == {"ram_bytes": 12 * gib, "gpu_bytes": 42 * gib, "uplink": 2.5e6, "downlink": 12.5e6}
+
+
+def test_how_steady_each_peer_is(run: RunDirectory) -> None:
+    peers = {"ada": "Qm" + "a" * 44, "bob": "Qm" + "b" * 44, "new": "Qm" + "c" * 44}
+    adverts = {peer: volunteer(0, 1, name=name, up_s=7500.0) for name, peer in peers.items()}
+    adverts[run.manifest.coordinators[0]] = coordinator(up_s=7500.0)
+    counted = DepartureCounts(peers={peers["ada"]: 1, peers["bob"]: 12}, complete=True)
+    found = summarise(run.signed, adverts, 1000.0, told=LogFigures(departures=counted))
+    said = [row for row in lines(found) if row.startswith("peer")]
+    assert [row.partition("here ")[2] for row in said if "volunteer" in row] == [
+        "2h 05m, left once",
+        "2h 05m, left 12 times",
+        "2h 05m, never left",
+    ]
+    assert [row.partition("here ")[2] for row in said if "coordinator" in row] == ["2h 05m"]
+    assert {row["departures"] for row in found.document()["peers"]} == {0, 1, 12}
+    nobody_answers = summarise(run.signed, adverts, 1000.0)
+    assert not any("left" in row for row in lines(nobody_answers))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_are_readable_in_narrow_terminals(run: RunDirectory, width: int) -> None:
+    """No word is torn: cells wrap between words."""
+    words = {"memory_bytes": 21 << 30, "gpu_bytes": 42 << 30, "device": "2 x A10", "up_s": 7500.0}
+    found = look(run, a=volunteer(0, 1, name="attic", uplink=2.5e6, downlink=12.5e6, **words))
+    output = io.StringIO()
+    Console(file=output, width=width).print(tables(found))
+    shown = output.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    for word in ("attic", "training", "volunteer", "Mbit/s", "GiB", "GPU,", "RAM", "here", "A10"):
+        assert word in shown, shown
 
 
 def test_who_is_reached_how(run: RunDirectory) -> None:
@@ -339,7 +372,7 @@ def test_who_has_contributed_most(run: RunDirectory) -> None:
     peers = [f"Qm{letter * 20}" for letter in "ABCDEFGHJKLM"]
     credit = {peer: 1200 - 100 * place for place, peer in enumerate(peers)}
     adverts = {peers[1]: volunteer(0, 1, name="beta"), peers[11]: volunteer(0, 1, name="mu")}
-    found = summarise(run.signed, adverts, 1000.0, ranking=ranking(credit, peers[11]))
+    found = summarise(run.signed, adverts, 1000.0, told=LogFigures(ranking(credit, peers[11])))
     told = [line.split("  ", 1)[1].strip() for line in lines(found) if line.startswith("credit")]
     assert told[:2] == [
         "1.  …AAAAAA  1,200 tok x blocks (15.4%)",
@@ -349,7 +382,7 @@ def test_who_has_contributed_most(run: RunDirectory) -> None:
     document = json.loads(json.dumps(found.document()))["credit"]
     assert (document["total"], document["contributors"], len(document["first"])) == (7800, 12, 12)
     assert document["yours"] == {"peer": peers[11], "name": "mu", "rank": 12, "credit": 100}
-    none = summarise(run.signed, {}, 1000.0, ranking=ranking({}, peers[0]))
+    none = summarise(run.signed, {}, 1000.0, told=LogFigures(ranking({}, peers[0])))
     assert [line for line in lines(none) if line.startswith("credit")] == [
         "credit    -  …AAAAAA, you  0 tok x blocks"
     ]
@@ -371,8 +404,8 @@ def test_speeds_of_other_data_are_in_samples(run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0s"), (59.6, "1m 00s"), (3725, "1h 02m"), (266_400, "3d 02h")]
 )
-def test_duration(seconds: float, text: str) -> None:
-    assert _duration(seconds) == text
+def testduration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, str]]:

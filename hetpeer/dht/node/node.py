@@ -68,6 +68,7 @@ class Node:
         self.identity = identity
         self.peer_id = identity.peer_id
         self._clock = clock
+        self._begun = clock.monotonic()
         self._host = config.host
         self._listens_for_all = config.reachability == "public"
         self._closed = False
@@ -119,6 +120,11 @@ class Node:
         if config.reachability == "public":
             node._tasks.spawn(node._guard_relay(), name="guests of the relay")
         return node
+
+    @property
+    def up_s(self) -> float:
+        """Seconds since the start of the node."""
+        return self._clock.monotonic() - self._begun
 
     @property
     def is_up(self) -> bool:

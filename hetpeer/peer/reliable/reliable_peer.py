@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica
-from hetpeer.bootstrap.log import moves, plan_news
+from hetpeer.bootstrap.log import departure_counts, moves, plan_news
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.seat_plan import SeatPlan
@@ -102,11 +102,12 @@ class ReliablePeer:
 
     @property
     def answers(self) -> Mapping[str, Answer]:
-        """Answers from the log (credit, moves, plan, curves) for status and dashboards."""
+        """Answers from the log (credit, moves, departures, plan, curves) for status and dashboards."""
         replica = self.replica
         return {
             "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
             "moves": lambda _: moves.encode(replica.history.moves),
+            "departures": lambda _: departure_counts.encode(replica.history.departures),
             "plan": lambda _: plan_news.encode(replica.history),
             "curves": lambda _: replica.curves.curves.encode(),
         }

@@ -138,8 +138,9 @@ def workless_advert(node: Node, name: str, state: str) -> Advert:
 
 
 def reach_fields(node: Node) -> dict[str, Any]:
-    """Fields of an advert that say how others reach us."""
+    """Fields of an advert that say how others reach us, and for how long already."""
     return {
+        "up_s": float(round(node.up_s)),
         "reach": node.reach_estimate.reach.value,
         "reach_peers": node.reach_estimate.peers,
         "relays": tuple(relay[-8:] for relay in node.relays[:MAX_LINKS]),

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from hetpeer.bootstrap.log import credit_ranking, plan_news
+from hetpeer.bootstrap.log import credit_ranking, departure_counts, plan_news
 from hetpeer.bootstrap.log import moves as log_moves
+from hetpeer.bootstrap.log.departure_counts import DepartureCounts
 from hetpeer.bootstrap.log.loss_curves import MAX_BYTES, Curves
 from hetpeer.bootstrap.log.moves import Move
 from hetpeer.bootstrap.log.plan_news import PlanNews
@@ -85,6 +86,11 @@ class FromLog:
         """The newest moves of blocks, asked for in the same way."""
         return await self._first(reliable, "moves", "", log_moves.MAX_BYTES, log_moves.decode)
 
+    async def departures(self, reliable: Iterable[str]) -> DepartureCounts | None:
+        """How often peers have left the run, asked for in the same way."""
+        limit, decode = departure_counts.MAX_BYTES, departure_counts.decode
+        return await self._first(reliable, "departures", "", limit, decode)
+
     async def plan(self, reliable: Iterable[str]) -> PlanNews | None:
         """The last plan that was given and what came of it, asked for in the same way; None: no plan."""
         return await self._first(reliable, "plan", "", plan_news.MAX_BYTES, plan_news.decode)
@@ -123,19 +129,21 @@ def summarise(
     adverts: Mapping[str, Advert],
     now: float,
     board: Mapping[str, Sequence[TaskNote]] = MappingProxyType({}),
-    ranking: Ranking | None = None,
-    moves: Sequence[Move] | None = None,
-    plan: PlanNews | None = None,
+    told: LogFigures | None = None,
 ) -> SwarmStatus:
-    """Status of a run from adverts, notes on the task board (by peer id), credit, moves and plan. Pure.
+    """Status of a run from adverts, notes on the task board (by peer id), and what the log tells. Pure.
 
     `now` is in seconds since 1970.
     """
-    manifest = signed.manifest
+    manifest, told = signed.manifest, told or LogFigures()
     left = tuple(sorted(adverts.keys() - _there(adverts).keys()))
     adverts = _there(adverts)
     closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == ReachKind.PRIVATE}
-    rows = tuple(_peer_row(peer, advert, closed) for peer, advert in sorted(adverts.items()))
+    departures = told.departures
+    rows = tuple(
+        _peer_row(peer, advert, closed, None if departures is None else departures.of(peer))
+        for peer, advert in sorted(adverts.items())
+    )
     blocks = tuple(
         BlockRow(block=block.index, holders=tuple(row.peer for row in rows if _has(row, block.index)))
         for block in manifest.blocks
@@ -165,10 +173,20 @@ def summarise(
         leftovers=tuple(_leftovers(board)),
         progress=progress,
         swarm=swarm,
-        credit=None if ranking is None else _credit(ranking, adverts),
-        moves=None if moves is None else tuple(map(_move_row, moves)),
-        plan=None if plan is None else plan_status(plan, rows),
+        credit=None if told.ranking is None else _credit(told.ranking, adverts),
+        moves=None if told.moves is None else tuple(map(_move_row, told.moves)),
+        plan=None if told.plan is None else plan_status(told.plan, rows),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LogFigures:
+    """What reliable peers tell of the run's log; None: nobody answered, or there is none of it."""
+
+    ranking: Ranking | None = None
+    moves: Sequence[Move] | None = None
+    departures: DepartureCounts | None = None
+    plan: PlanNews | None = None
 
 
 @dataclass(slots=True)
@@ -184,17 +202,15 @@ class Onlooker:
     """The peer whose credit is asked for as well."""
     _present: Sequence[str] = ()
     """Reliable peers that were there at the last look, the coordinator first."""
-    _ranking: Ranking | None = None
-    """Newest ranking that was fetched, and beside it the moves and the plan."""
-    _moves: Sequence[Move] | None = None
-    _plan: PlanNews | None = None
+    _told: LogFigures | None = None
+    """The newest figures that were fetched."""
 
     async def adverts(self) -> Mapping[str, Advert]:
         """Current adverts by peer id. Raises `RemoteError` HP-NET-012 if the DHT does not answer."""
         return _there(await self._roster.read())
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
-        """Current status; unless `ranked`, with the last known credit, moves and plan.
+        """Current status; unless `ranked`, with the last known figures of the log.
 
         Raises as `adverts`.
         """
@@ -210,13 +226,15 @@ class Onlooker:
             adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants
         )
         if ranked:
-            self._ranking, self._moves, self._plan = await asyncio.gather(
-                self._log.ranking(self._present, self._identity),
-                self._log.moves(self._present),
-                self._log.plan(self._present),
+            self._told = LogFigures(
+                *await asyncio.gather(
+                    self._log.ranking(self._present, self._identity),
+                    self._log.moves(self._present),
+                    self._log.departures(self._present),
+                    self._log.plan(self._present),
+                )
             )
-        now = SystemClock().wall()
-        return summarise(self.signed, found, now, board, self._ranking, self._moves, self._plan)
+        return summarise(self.signed, found, SystemClock().wall(), board, self._told)
 
     async def curves(self) -> Curves | None:
         """The run's loss curves, from a reliable peer seen at the last look. Never raises."""
@@ -251,8 +269,8 @@ def _there(adverts: Mapping[str, Advert]) -> dict[str, Advert]:
     return {peer: advert for peer, advert in adverts.items() if advert.state != LEFT}
 
 
-def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
-    """Row of a peer, by its advert."""
+def _peer_row(peer: str, advert: Advert, closed: set[str], departures: int | None) -> PeerRow:
+    """Row of a peer, by its advert, with its departures by the log."""
     volunteer = advert.role == "volunteer"
     place = (advert.block_begin, advert.block_end) if advert.block_begin < advert.block_end else None
     return PeerRow(
@@ -272,6 +290,8 @@ def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
         gpu_bytes=advert.gpu_bytes,
         uplink=advert.uplink,
         downlink=advert.downlink,
+        up_s=advert.up_s,
+        departures=departures,
         reach=advert.reach,
         reach_peers=advert.reach_peers,
         relays=advert.relays,
@@ -281,6 +301,7 @@ def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
                 bytes_per_second=n.rate,
                 ratio=n.ratio,
                 saved_bytes=n.saved_bytes,
+                trip_s=n.trip_s,
                 path="punched" if n.path == "direct" and {n.to, peer[-8:]} <= closed else n.path,
             )
             for n in advert.links

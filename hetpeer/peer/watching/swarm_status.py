@@ -38,6 +38,10 @@ class PeerRow:
     """Bytes/s that its line sends."""
     downlink: float
     """Bytes/s that its line receives."""
+    up_s: float
+    """Seconds for which it has been there without a break, by its own word; 0: unknown."""
+    departures: int | None
+    """How often it has left the run or was lost, by the log; None: unknown."""
     reach: str
     """public: others can connect; private: they cannot; unknown; empty: not published."""
     reach_peers: int
@@ -59,6 +63,8 @@ class LinkRow:
     ratio: float
     """Compression: size in memory over size sent."""
     saved_bytes: int
+    trip_s: float
+    """Best round trip in seconds; 0: unknown."""
     path: str
     """direct; punched: direct between two private peers; `through`, the end of a relay's id and why; or
     empty.

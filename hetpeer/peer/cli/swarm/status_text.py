@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetpeer.dht.base.errors import escaped, short_id
+from hetpeer.peer.cli.swarm.peer_text import (
+    duration,
+    machine_cells,
+    name_at,
+    name_of,
+    names_of,
+    speed_text,
+    work_cells,
+)
 from hetpeer.peer.cli.swarm.plan_text import plan_text, seat_cells
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
-from hetpeer.peer.limits.amounts import block_range, blocks_text, bytes_text, counted, mbit_text
+from hetpeer.peer.limits.amounts import block_range, blocks_text, bytes_text, counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,10 +32,6 @@ FIRST = 10
 """Contributors shown."""
 NAMED = 5
 """Volunteers named in one line; moves shown."""
-FASTEST = 1.25e10
-"""Bytes/s (100 Gbit/s) beyond which a measured speed is no true figure: its frames took no time."""
-WORTH_TELLING = 0.05
-"""Share of its time that a worker waits: less is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +49,18 @@ def lines(found: SwarmStatus, here: Here | None = None) -> Iterator[str]:
         yield f"{label:<10}{text}"
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
+    names = names_of(found)
     for row in found.peers:
-        yield f"{'peer':<10}{short_id(row.peer)}  " + "  ".join(
-            filter(None, _peer_cells(row, found, _blocks(row)))
-        )
+        cells = [*work_cells(row, found, _blocks(row)), *machine_cells(row, names)]
+        yield f"{'peer':<10}{short_id(row.peer)}  " + "  ".join(filter(None, cells))
     for text in _left_over(found):
         yield f"{'leftover':<10}{text}"
     for who, facts in _links(found):
         yield f"{'link':<10}{who}  {facts}"
     if found.plan is not None:
         yield f"{'plan':<10}{plan_text(found.plan)}"
-        for cells in seat_cells(found.plan):
-            yield f"{'planned':<10}{'  '.join(cells)}"
+        for seat in seat_cells(found.plan):
+            yield f"{'planned':<10}{'  '.join(seat)}"
     for text in _moves(found):
         yield f"{'move':<10}{text}"
     for rank, who, facts in _credit(found):
@@ -74,25 +79,14 @@ def tables(found: SwarmStatus, here: Here | None = None) -> RenderableType:
     stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for blocks, count, who in _stages(found):
         stages.add_row(*map(Text, (blocks, count, who)), style="red" if count == "0" else "")
-    columns = (
-        "peer",
-        "role",
-        "name",
-        "state",
-        "blocks",
-        "step",
-        "speed",
-        "busy",
-        "device",
-        "memory",
-        "line",
-        "reached",
-    )
-    peers = Table(*columns, box=None)
-    peers.header_style = "dim"
+    columns = "peer", "role", "name", "state", "blocks", "step", "speed", "busy"
+    peers = Table(*columns, box=None, header_style="dim")
+    machines = Table("peer", "device", "memory", "line", "reached", "steady", box=None, header_style="dim")
+    names = names_of(found)
     for row in found.peers:
         blocks = block_range(*row.blocks) if row.blocks else ""
-        peers.add_row(Text(short_id(row.peer)), *map(Text, _peer_cells(row, found, blocks)))
+        peers.add_row(Text(short_id(row.peer)), *map(Text, work_cells(row, found, blocks)))
+        machines.add_row(Text(name_of(row)), *map(Text, machine_cells(row, names)))
     links = Table("link", "state", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for who, facts in _links(found):
         links.add_row(Text(who), Text(facts))
@@ -115,7 +109,8 @@ def tables(found: SwarmStatus, here: Here | None = None) -> RenderableType:
         (credit, credit.row_count),
     )
     more: list[RenderableType] = [part for part, is_there in parts if is_there]
-    return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
+    always = summary, "", stages, "", peers, "", machines
+    return Group(*always, *(each for part in more for each in ("", part)))
 
 
 def own_lines(here: Here | None) -> Iterator[tuple[str, str]]:
@@ -152,14 +147,7 @@ def _volunteer_lines(figures: VolunteerStatus) -> Iterator[tuple[str, str]]:
     for link in figures.lines:
         way, _, relay = link.way.partition("through ")
         path = f"through {short_id(relay)}, " if relay else f"{way}, " if way else ""
-        yield "link", escaped(f"you → {short_id(link.to)}  {path}{_speed(link.bytes_per_second)}")
-
-
-def _speed(bytes_per_second: float) -> str:
-    """Speed of a link: `94.2 Mbit/s`."""
-    if bytes_per_second > FASTEST:
-        return "too fast to measure"
-    return mbit_text(bytes_per_second)
+        yield "link", escaped(f"you → {short_id(link.to)}  {path}{speed_text(link.bytes_per_second)}")
 
 
 def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
@@ -180,7 +168,7 @@ def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
         if member.lacks is not None:
             facts.append(f"lacks {counted(member.lacks, 'record')}" if member.lacks else "has all records")
         if member.silent_s is not None:
-            facts.append(f"heard {_duration(member.silent_s)} ago")
+            facts.append(f"heard {duration(member.silent_s)} ago")
         yield "member", f"{short_id(member.peer)}  {', '.join(facts) or 'only the coordinator knows more'}"
 
 
@@ -198,7 +186,7 @@ def _summary(found: SwarmStatus, here: Here | None) -> Iterator[tuple[str, str]]
     share = f"{progress.step / progress.steps:.0%}"
     loss = "" if progress.loss is None else f"  loss {progress.loss:.4f}"
     speed = f"  {swarm.tokens_per_second:,.0f} {found.run.unit}/s" if swarm.tokens_per_second else ""
-    eta = f"  ETA {_duration(progress.eta_s)}" if progress.eta_s and found.state != "waiting" else ""
+    eta = f"  ETA {duration(progress.eta_s)}" if progress.eta_s and found.state != "waiting" else ""
     yield "progress", f"step {progress.step}/{progress.steps} ({share}){loss}{speed}{eta}"
     volunteers = f"{counted(swarm.volunteers, 'volunteer')}, {swarm.working} working"
     yield "swarm", f"{volunteers}; {_coordinator(found)}"
@@ -210,7 +198,7 @@ def _summary(found: SwarmStatus, here: Here | None) -> Iterator[tuple[str, str]]
 def _coordinator(found: SwarmStatus) -> str:
     """Name of the coordinator, as in `coordinated by …x9fQ2a`."""
     leaders = [row for row in found.peers if row.role == "coordinator"] if found.swarm.coordinator else []
-    return f"coordinated by {_name(leaders[0])}" if leaders else "no coordinator"
+    return f"coordinated by {name_of(leaders[0])}" if leaders else "no coordinator"
 
 
 def weakest_text(block: int, holders: int) -> str:
@@ -223,7 +211,7 @@ def _unchecked(found: SwarmStatus) -> str:
     """Volunteers that no spot check can examine, because nobody else holds all of their blocks."""
     rows = {row.peer: row for row in found.peers}
     named, more = found.unchecked[:NAMED], len(found.unchecked[NAMED:])
-    who = ", ".join(f"{_name(rows[peer])} ({_blocks(rows[peer])})" for peer in named)
+    who = ", ".join(f"{name_of(rows[peer])} ({_blocks(rows[peer])})" for peer in named)
     others = f" and {more} more" if more else ""
     return f"{who}{others}: nobody else holds all of their blocks, so spot checks cannot examine their work"
 
@@ -234,7 +222,7 @@ def _blocks(row: PeerRow) -> str:
 
 def _stages(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
     """Neighbouring blocks with the same holders: (blocks, number of holders, who they are)."""
-    names = {row.peer: _name(row) for row in found.peers}
+    names = {row.peer: name_of(row) for row in found.peers}
     first = 0
     for row, following in zip(found.blocks, [*found.blocks[1:], None], strict=True):
         if following is None or following.holders != row.holders:
@@ -269,7 +257,7 @@ def _moves(found: SwarmStatus) -> list[str]:
 
 def _left_over(found: SwarmStatus) -> Iterator[str]:
     """Leftovers on the task board, a line each."""
-    names = {row.peer: _name(row) for row in found.peers}
+    names = {row.peer: name_of(row) for row in found.peers}
     for row in found.leftovers:
         kept = names.get(row.sender, short_id(row.sender))
         count = counted(row.microbatches, "microbatch", "microbatches")
@@ -278,78 +266,15 @@ def _left_over(found: SwarmStatus) -> Iterator[str]:
 
 def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
     """(sender → receiver, path and speed of the link and the bytes saved on it)."""
-    names = _names(found)
+    names = names_of(found)
     for row in found.peers:
         for link in row.links:
             way, _, relay = link.path.partition("through ")
-            facts = [way or f"through {_at(relay, names)}"] if link.path else []
+            facts = [way or f"through {name_at(relay, names)}"] if link.path else []
             if link.bytes_per_second:
-                facts.append(_speed(link.bytes_per_second))
+                facts.append(speed_text(link.bytes_per_second))
+            if link.trip_s:
+                facts.append(f"{1e3 * link.trip_s:.0f} ms there and back")
             if link.saved_bytes:
                 facts.append(f"{link.ratio:.1f} times smaller, {bytes_text(link.saved_bytes)} saved")
-            yield f"{_name(row)} → {_at(link.to, names)}", ", ".join(facts) or "not measured yet"
-
-
-def _peer_cells(row: PeerRow, found: SwarmStatus, blocks: str) -> list[str]:
-    """Role, name, state, blocks, step, speed, load of the worker, device, memory, line, way to the peer."""
-    speed = f"{row.tokens_per_second:,.0f} {found.run.unit}/s" if row.tokens_per_second else ""
-    reached = _reached(row, _names(found))
-    step = f"step {row.step}"
-    offers = [row.device, _memory(row), _line(row)]
-    return [row.role, row.name, row.state, blocks, step, speed, _busy(row), *offers, reached]
-
-
-def _memory(row: PeerRow) -> str:
-    """Memory that a peer offers: `21 GiB GPU, 14 GiB RAM`; empty while it is unknown."""
-    kinds = ((row.gpu_bytes, "GPU"), (row.ram_bytes, "RAM"))
-    return ", ".join(f"{bytes_text(nbytes)} {kind}" for nbytes, kind in kinds if nbytes)
-
-
-def _line(row: PeerRow) -> str:
-    """Line of a peer: `20.0 Mbit/s up, 100.0 Mbit/s down`; empty while it is unknown."""
-    ways = ((row.uplink, "up"), (row.downlink, "down"))
-    return ", ".join(f"{_speed(rate)} {way}" for rate, way in ways if rate)
-
-
-def _busy(row: PeerRow) -> str:
-    """Share of the time that a worker computes, and what it mostly waits for: `61%, 30% waiting for data`."""
-    if not row.computes:
-        return ""
-    rest = max(1.0 - row.computes - row.waits_data - row.waits_room, 0.0)
-    waits, what = max((row.waits_data, "data"), (row.waits_room, "memory"), (rest, "the next step"))
-    return f"{row.computes:.0%}" + (f", {waits:.0%} waiting for {what}" if waits >= WORTH_TELLING else "")
-
-
-def _reached(row: PeerRow, names: Mapping[str, str]) -> str:
-    """Way by which other peers reach `row`'s peer; empty while it is unknown."""
-    if row.reach == "private":
-        ways = ", ".join(_at(relay, names) for relay in row.relays)
-        return f"through {ways}" if ways else "by nobody"
-    return "directly" if row.reach == "public" else ""
-
-
-def _names(found: SwarmStatus) -> dict[str, str]:
-    """Last eight characters of each peer's id, as in adverts → its name."""
-    return {row.peer[-8:]: _name(row) for row in found.peers}
-
-
-def _at(end: str, names: Mapping[str, str]) -> str:
-    """Name of the peer whose id ends in `end`."""
-    return names.get(end, short_id(end))
-
-
-def _name(row: PeerRow) -> str:
-    return row.name or short_id(row.peer)
-
-
-def _duration(seconds: float) -> str:
-    """`45s`, `3m 05s`, `2h 07m`, `4d 02h`."""
-    whole = round(seconds)
-    for unit, size, smaller, smaller_size in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "m", 60),
-        ("m", 60, "s", 1),
-    ):
-        if whole >= size:
-            return f"{whole // size}{unit} {whole % size // smaller_size:02}{smaller}"
-    return f"{whole}s"
+            yield f"{name_of(row)} → {name_at(link.to, names)}", ", ".join(facts) or "not measured yet"

@@ -17,8 +17,14 @@ export function facts(list, pairs) {
   list.replaceChildren(...told.flatMap(([label, text]) => [element("dt", label), element("dd", text)]));
 }
 
-/** Rows of cells in place of those of a table; a row is {cells, className}. */
+/** Rows of cells in place of those of a table; a row is {cells, className}. Small screens show each cell beside its column's name. */
 export function rows(table, all) {
-  const made = all.map(({ cells, className = "" }) => element("tr", "", className, cells.map((text) => element("td", text))));
+  const columns = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const cell = (text, place) => {
+    const made = element("td", text);
+    made.dataset.column = columns[place];
+    return made;
+  };
+  const made = all.map(({ cells, className = "" }) => element("tr", "", className, cells.map(cell)));
   table.tBodies[0].replaceChildren(...made);
 }

@@ -7,6 +7,7 @@ import { bytes, clock, duration, rate, share, whole } from "./units.js";
 const short = (peer) => `…${peer.slice(-6)}`;
 const called = (row) => row.name || short(row.peer);
 const range = ([begin, end]) => (end - begin === 1 ? `${begin}` : `${begin}–${end - 1}`);
+const blocks = (place) => `block${place[1] - place[0] === 1 ? "" : "s"} ${range(place)}`;
 const NAMED = 5; // in one line
 const TONES = { training: "good", reducing: "good", applying: "good", finished: "good", failed: "bad", stopped: "bad" };
 
@@ -33,6 +34,8 @@ export function yours({ status, you, time }) {
     ["microbatches done", whole(you.microbatches)],
     ["credit", mine ? `${whole(mine.credit)} (rank ${mine.rank} of ${status.credit.contributors})` : ""],
     ["busy", row ? busy(row) : ""],
+    ["line", row ? line(row) : ""],
+    ["steady", row ? steady(row) : ""],
     ["reached by others", row ? reached(row, status.peers) : ""],
   ]);
 }
@@ -155,12 +158,35 @@ export function peers({ status, you }) {
       row.name ? `${row.name} ${short(row.peer)}` : short(row.peer),
       row.role,
       row.state,
-      row.blocks ? range(row.blocks) : "",
+      place(row),
       whole(row.step),
       row.tokens_per_second ? `${whole(row.tokens_per_second)} ${status.run.unit}/s` : "",
       busy(row),
       row.device,
+      memory(row),
+      line(row),
+      steady(row),
       reached(row, status.peers),
+    ],
+  })));
+}
+
+/** The plan that was given to the run, beside what came of it. */
+export function plan({ status }) {
+  const { plan: given } = status;
+  byId("plan-panel").hidden = !given;
+  if (!given) return;
+  const seated = given.seats.filter(({ standing }) => standing === "as planned").length;
+  const when = given.ended === null ? `in force since step ${whole(given.since)}` : `not in force since step ${whole(given.ended)}`;
+  const planned = given.planned_s === null ? "" : `; a step is planned to take ${given.planned_s.toFixed(2)} s${given.cost === "dt-fm" ? " (communication only)" : ""}`;
+  const measured = given.measured_s === null ? "" : `; measured: ${given.measured_s.toFixed(2)} s`;
+  byId("plan-summary").textContent = `Plan ${given.id} is ${when}; ${seated} of ${given.seats.length} are at their places${planned}${measured}.`;
+  rows(byId("plan"), given.seats.map((seat) => ({
+    className: seat.standing === "as planned" ? "" : "unlike",
+    cells: [
+      seat.peer ? `${seat.device} ${short(seat.peer)}` : seat.device,
+      `pipeline ${seat.pipeline}, ${blocks(seat.planned)}`,
+      seat.standing === "elsewhere" ? `has ${blocks(seat.blocks)}` : seat.standing,
     ],
   })));
 }
@@ -172,6 +198,7 @@ export function links({ status }) {
       called(row),
       names.get(link.to) ?? short(link.to),
       link.bytes_per_second ? rate(link.bytes_per_second) : "",
+      link.trip_s ? `${(1e3 * link.trip_s).toFixed(0)} ms` : "",
       link.ratio > 1 ? `${link.ratio.toFixed(1)}×` : "",
       link.saved_bytes ? bytes(link.saved_bytes) : "",
       way(link.path, names),
@@ -204,6 +231,28 @@ function busy(row) {
   const rest = Math.max(1 - row.computes - row.waits_data - row.waits_room, 0);
   const [waits, what] = [[row.waits_data, "data"], [row.waits_room, "memory"], [rest, "the next step"]].sort((a, b) => b[0] - a[0])[0];
   return share(row.computes) + (waits >= 0.05 ? `, ${share(waits)} waiting for ${what}` : "");
+}
+
+/** `0–4`, and whether it has their current state. */
+function place(row) {
+  if (!row.blocks) return "";
+  return row.role === "volunteer" && !row.holds ? `${range(row.blocks)}, not ready` : range(row.blocks);
+}
+
+/** Memory that a peer offers; empty while it is unknown. */
+function memory({ gpu_bytes: gpu, ram_bytes: ram }) {
+  return [[gpu, "GPU"], [ram, "RAM"]].filter(([size]) => size).map(([size, kind]) => `${bytes(size)} ${kind}`).join(", ");
+}
+
+/** Uplink and downlink of a peer; empty while they are unknown. */
+function line({ uplink, downlink }) {
+  return [[uplink, "up"], [downlink, "down"]].filter(([speed]) => speed).map(([speed, way]) => `${rate(speed)} ${way}`).join(", ");
+}
+
+/** Time that a peer has been there, and how often it has left the run. */
+function steady({ role, up_s: up, departures }) {
+  const left = { 0: "never left", 1: "left once" }[departures] ?? `left ${departures} times`;
+  return [up ? `here ${duration(up)}` : "", role === "volunteer" && departures !== null ? left : ""].filter(Boolean).join(", ");
 }
 
 function reached(row, all) {
