@@ -39,7 +39,7 @@ NEAR = 0.2
 GOAL = "home"
 """The line for which the goals are."""
 RATES = ("uplink", "downlink")
-FIELDS = ("memory_bytes", "device", *RATES, "flops_per_second")
+FIELDS = ("memory_bytes", "device", *RATES, "flops_per_second", "coordinate")
 """Fields of the first advert on a machine without a GPU."""
 
 

@@ -31,6 +31,8 @@ LEFT = "left"
 """The state of a peer that has left and said so."""
 MAX_LINKS = 4
 """Links in one advert: a DHT record is small."""
+MAX_COORDINATE = 8
+CoordinateNumber = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
 ROSTER_VERSION = 3
 ADVERT_TTL_S = 30.0
@@ -109,6 +111,8 @@ class Advert(BaseModel):
     """Bytes/s that its line sends: in traffic, or in its probe before there was any; 0: unknown."""
     downlink: Amount = 0.0
     """Bytes/s that its line receives, by its probe; 0: unknown."""
+    coordinate: Annotated[tuple[CoordinateNumber, ...], Field(max_length=MAX_COORDINATE, strict=False)] = ()
+    """Its network coordinate (stages/planning/network_coordinates.py); empty: unknown."""
     flops_per_second: Amount = 0.0
     """FLOP/s that its worker reaches on its blocks; a guess before it has tried."""
     product_flops: Amount = 0.0

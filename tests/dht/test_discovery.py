@@ -192,6 +192,7 @@ def test_an_advert_survives_the_round_trip() -> None:
         gpu_bytes=2**34,
         uplink=2.5e6,
         downlink=12.5e6,
+        coordinate=(1234, -5678, 9, 1500, 7),
         device="2 x A10",
     )
     packed = msgpack.packb(advert.to_map())
@@ -227,7 +228,12 @@ def test_the_fullest_advert_fits_into_a_record(alice: Identity, rule: OwnerValid
         "reach": "private",
         "offload": "auto",
     }
-    lists = {"addresses": places, "relays": ("x" * 8,) * MAX_LINKS, "links": (link,) * MAX_LINKS}
+    lists = {
+        "addresses": places,
+        "coordinate": (-100_000,) * 4 + (100,),
+        "relays": ("x" * 8,) * MAX_LINKS,
+        "links": (link,) * MAX_LINKS,
+    }
     shares = {
         "computes": 0.333,
         "waits_data": 0.333,

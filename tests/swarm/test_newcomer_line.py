@@ -59,5 +59,6 @@ async def test_the_first_advert_has_the_line_and_what_is_offered(swarm: Swarm) -
     assert first["downlink"] == pytest.approx(DOWN_MBPS * MBIT, rel=0.2)
     assert first["device"]
     assert first["flops_per_second"] > 0
+    assert len(first["coordinate"]) == 5
     assert kept["trip_s"] == pytest.approx(0.024, rel=0.3)
     assert 0 < kept["probed_bytes"] <= BYTES

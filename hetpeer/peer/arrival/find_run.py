@@ -13,7 +13,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.manifest import SignedManifest, read
@@ -95,6 +95,8 @@ class FoundRun:
     node: Node
     signed: SignedManifest
     source: str
+    adverts: dict[str, Advert] = field(default_factory=dict)
+    """Adverts of the others at the last look; it changes, if the node stays."""
 
 
 @contextlib.asynccontextmanager
@@ -183,6 +185,8 @@ async def _remember_forever(arrival: FoundRun, home: Home) -> None:
         try:
             adverts = await roster.read()
             adverts.pop(node.peer_id, None)
+            arrival.adverts.clear()
+            arrival.adverts.update(adverts)
             seen = acquaintances(adverts, signed.reliable)
             await asyncio.to_thread(remember_seen, home.path, signed.run_id, seen)
             unsaved.ended()

@@ -33,6 +33,9 @@ async def measured_line(presence: Presence, governing: LimitsInForce) -> KeptLin
     if not nbytes:
         return kept
     found = await probe_line(presence.node, await _partners(presence), nbytes)
+    for peer, coordinate in found.coordinates.items():
+        presence.coordinate.pinged(peer, found.trips[peer], coordinate)
+    presence.coordinate.move()
     line = kept.probed(found, time.time(), network)
     line.save(presence.home.path)
     say(line_text(line, found.nbytes))

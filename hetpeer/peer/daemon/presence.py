@@ -24,7 +24,7 @@ from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService, Served, ServedRunFiles, StateSource
 from hetpeer.dht.base.errors import short_id
 from hetpeer.dht.base.runtime import SystemClock, TaskSet, aside
-from hetpeer.dht.discovery import Roster
+from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
@@ -36,6 +36,7 @@ from hetpeer.peer.limits.amounts import size
 from hetpeer.peer.limits.settings import Settings, Where
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.preparation.state_fetcher import RunFiles
+from hetpeer.peer.probing.coordinate_keeper import kept_coordinate
 from hetpeer.peer.probing.probe_service import BUDGET as PROBE_BUDGET
 from hetpeer.peer.probing.probe_service import PROTOCOL as PROBES
 from hetpeer.peer.probing.probe_service import VOLUNTEER_BYTES, ProbeService
@@ -46,6 +47,7 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.training.volunteer_figures import Credentials
+from hetpeer.stages.planning.network_coordinates import OwnCoordinate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,9 @@ class Presence:
     trace: Trace
     progress: VolunteerProgress
     life: Life
+    coordinate: OwnCoordinate
+    adverts: Mapping[str, Advert]
+    """Adverts of the run's other peers at the last look."""
 
     async def serve(self, states: StateSource) -> None:
         """Give others the run's files, and states from `states`, until something else is said."""
@@ -99,7 +104,7 @@ class Presence:
 
     async def serve_probes(self, allowed: Callable[[], bool]) -> None:
         """Let newcomers probe their lines with us (docs/joining.md), whenever that is `allowed`."""
-        service = ProbeService(VOLUNTEER_BYTES)
+        service = ProbeService(VOLUNTEER_BYTES, lambda: self.coordinate.numbers)
 
         async def answer(stream: Stream) -> None:
             await (service.handle(stream) if allowed() else _refused(stream))
@@ -157,6 +162,8 @@ async def present(
         trace=trace,
         progress=VolunteerProgress(signed.manifest, lambda: node.listener.throttle.down.nbytes),
         life=Life(),
+        coordinate=kept_coordinate(node.peer_id, home.path),
+        adverts=arrival.adverts,
     )
 
 

@@ -41,6 +41,7 @@ from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.limits.amounts import bytes_text, rate, share
 from hetpeer.peer.limits.settings import WORKER, Settings
+from hetpeer.peer.probing.coordinate_keeper import direct_trips, keep_moving
 from hetpeer.peer.probing.kept_line import KeptLine
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
@@ -89,7 +90,7 @@ async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInF
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
         async with shown_as(DaemonState.CHECKING, presence, governing):
             started = await unless(other, _prepared(presence, governing, life))
-        return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
+        return None if started is None else await _live(presence, *started, daemon, governing)
 
 
 async def _prepared(
@@ -172,7 +173,7 @@ async def _live(
     offer: Offer,
     device_name: str,
     daemon: VolunteerDaemon,
-    share: Callable[[], float],
+    governing: LimitsInForce,
 ) -> Stop | None:
     """One life of a volunteer with a running worker. Returns the end of the run, or None."""
     files, node, roster = presence.files, presence.node, presence.roster
@@ -188,13 +189,22 @@ async def _live(
         presence.serve(volunteer.state),
         publish_forever(
             roster,
-            lambda: volunteer_advert(volunteer, node, device_name),
+            lambda: volunteer_advert(volunteer, node, device_name, presence.coordinate.numbers),
             lambda: notable_of_volunteer(volunteer),
             volunteer.happens,
         ),
         presence.progress.show_forever(volunteer),
         presence.mind_sleep(volunteer.rejoin),
-        pace_forever(compute, share),
+        keep_moving(
+            node,
+            presence.coordinate,
+            presence.home.path,
+            lambda: presence.adverts,
+            lambda: direct_trips({p: link.trip_s for p, link in volunteer.links.links.items()}, node),
+            lambda: volunteer.links.outflow.seen or offer.uplink,
+            metered=governing.metered,
+        ),
+        pace_forever(compute, lambda: governing.share),
     ]
     presence.life.volunteer = volunteer
     try:

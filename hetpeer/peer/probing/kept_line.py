@@ -55,6 +55,10 @@ class KeptLine(BaseModel):
     probed_bytes: int = 0
     traffic_at: _Rate = 0.0
     """When traffic last showed the uplink; 0: it never did."""
+    coordinate: Annotated[tuple[int, ...], Field(max_length=8)] = ()
+    """Network coordinate, as in adverts; empty: unknown."""
+    coordinate_network: str = ""
+    """Hash of the machine's addresses when it was kept."""
 
     @classmethod
     def load(cls, folder: Path) -> KeptLine:

@@ -20,7 +20,9 @@ from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.probing.line_estimate import MOST_PIECE, UNKNOWN, LineRate, OneWay
+from hetpeer.peer.probing.peer_ping import ping
 from hetpeer.peer.probing.probe_service import PROTOCOL
+from hetpeer.stages.planning.network_coordinates import Coordinate
 
 BYTES = 4_000_000
 """Most bytes of a probe, both directions and all peers together."""
@@ -28,7 +30,6 @@ LONGEST_S = 3.0
 OPEN_S, GRANT_S = 0.9, 0.6
 """Seconds in which a peer is reached, and in which it grants bytes. The two directions share what is left."""
 SPARE_S = 0.1
-PINGS = 2
 DOWN, UP = "down", "up"
 """Kinds of frames, and names of the directions."""
 
@@ -43,6 +44,8 @@ class ProbedLine:
     downlink: LineRate = UNKNOWN
     trips: Mapping[str, float] = field(default_factory=dict)
     """Peer → least round trip in seconds."""
+    coordinates: Mapping[str, Coordinate | None] = field(default_factory=dict)
+    """Peer that is reached without a relay → its network coordinate; None: it knows none yet."""
     nbytes: int = 0
     """Bytes that were sent, or asked for, without heads."""
     seconds: float = 0.0
@@ -70,6 +73,7 @@ class _Probe:
         self._loop = asyncio.get_running_loop()
         self._nbytes = nbytes
         self._trips: dict[str, float] = {}
+        self._coordinates: dict[str, Coordinate | None] = {}
         self._streams: dict[str, Stream] = {}
         """Peer → stream over which bytes are granted."""
         self._ways: dict[str, OneWay] = {}
@@ -104,6 +108,7 @@ class _Probe:
             uplink=rates.get(UP, UNKNOWN),
             downlink=rates.get(DOWN, UNKNOWN),
             trips=dict(self._trips),
+            coordinates=dict(self._coordinates),
             nbytes=sum(self._nbytes // 2 - way.left for way in self._ways.values()),
             seconds=seconds,
         )
@@ -139,6 +144,7 @@ class _Probe:
             left_s = end - self._loop.time()
             path = self._node.path(peer)
             if path is not None and path.relay:
+                self._coordinates.pop(peer, None)
                 stream.close()
                 return None
             direct = await self._node.open_directly(peer, PROTOCOL, timeout_s=left_s) if left_s > 0 else None
@@ -156,13 +162,10 @@ class _Probe:
         return direct
 
     async def _ping(self, stream: Stream) -> None:
-        """Note the least round trip of PINGS. Raises `RemoteError`."""
-        for number in range(PINGS):
-            sent = self._loop.time()
-            await stream.send({"ping": number})
-            await stream.receive(payload_limit=0)
-            took = self._loop.time() - sent
-            self._trips[stream.peer_id] = min(self._trips.get(stream.peer_id, took), took)
+        """Note the least round trip, and where the peer is. Raises `RemoteError`."""
+        took_s, coordinate = await ping(stream)
+        self._trips[stream.peer_id] = min(self._trips.get(stream.peer_id, took_s), took_s)
+        self._coordinates[stream.peer_id] = coordinate
 
     async def _send(self, kind: str, way: OneWay, peer: str) -> None:
         """Send pieces to `peer`, or ask it for them, until `way` is over. Never raises."""

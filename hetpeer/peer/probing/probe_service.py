@@ -2,7 +2,7 @@
 
 A frame of the asker is one of these, and has one answer, in order:
 
-    {"ping": n}             {"ping": n}
+    {"ping": n}             {"ping": n, "at": the network coordinate, if it is known}
     {"ask": bytes}          {"grant": bytes}, 0: not now; once a stream
     {"up": n} + n bytes     {"up": n}
     {"down": n}             {"down": n} + n bytes
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -41,7 +41,9 @@ RELIABLE_BYTES, VOLUNTEER_BYTES = 128_000_000, 32_000_000
 class ProbeService:
     """Answers probes with `total` bytes an hour; pass `handle` to `Node.serve`."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, coordinate: Callable[[], Sequence[int]] = tuple) -> None:
+        """`coordinate`: our network coordinate, for those that ping us."""
+        self._coordinate = coordinate
         self._allowance = ProbeAllowance(total)
         self._turn = asyncio.Lock()
         self._waste = os.urandom(MOST_PIECE)
@@ -54,7 +56,7 @@ class ProbeService:
         """
         with suppress(PeerLostError, TimeoutError):
             async with asyncio.timeout(PINGS_S):
-                asked = await _pings(stream)
+                asked = await self._pings(stream)
             if not await self._has_turn():
                 await stream.send({"grant": 0})
                 return
@@ -63,6 +65,16 @@ class ProbeService:
                     await self._granted(stream, asked)
             finally:
                 self._turn.release()
+
+    async def _pings(self, stream: Stream) -> int:
+        """Answer pings until bytes are asked for; returns how many. Raises as `handle`."""
+        for _ in range(MAX_PINGS):
+            header = (await stream.receive(payload_limit=0)).header
+            if "ask" in header:
+                return _count(header, "ask", stream)
+            at = [*self._coordinate()]
+            await stream.send({"ping": _count(header, "ping", stream), **({"at": at} if at else {})})
+        raise ProtocolError("pings without end", peer=stream.peer_id)
 
     async def _has_turn(self) -> bool:
         """Wait for the turn, WAIT_S at most."""
@@ -93,16 +105,6 @@ class ProbeService:
                     await stream.send({"up": size})
         finally:
             self._allowance.ended(grant, grant.nbytes - left)
-
-
-async def _pings(stream: Stream) -> int:
-    """Answer pings until bytes are asked for; returns how many. Raises as `ProbeService.handle`."""
-    for _ in range(MAX_PINGS):
-        header = (await stream.receive(payload_limit=0)).header
-        if "ask" in header:
-            return _count(header, "ask", stream)
-        await stream.send({"ping": _count(header, "ping", stream)})
-    raise ProtocolError("pings without end", peer=stream.peer_id)
 
 
 def _count(header: Mapping[str, Any], name: str, stream: Stream, most: int = 1 << 40) -> int:

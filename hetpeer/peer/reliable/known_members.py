@@ -61,6 +61,8 @@ class KnownMembers:
         self._replica = replica
         self._service = service
         self._roster = Roster(node, run.run_id)
+        self.adverts: Mapping[str, Advert] = {}
+        """Adverts of all others at the last look."""
         self._seen: set[str] = set()
         """Working volunteers whose adverts were read."""
         carried = carried_members(run, node.peer_id, others)
@@ -98,8 +100,8 @@ class KnownMembers:
         """Write down where members listen. Raises `RemoteError`, `LocalError` HP-DISK-*."""
         company = self._replica.company()
         members = {*working, *self._replica.credit.of, *company}
-        adverts = {peer: advert for peer, advert in (await self._roster.read()).items() if peer in members}
-        adverts.pop(self._node.peer_id, None)
+        self.adverts = {p: a for p, a in (await self._roster.read()).items() if p != self._node.peer_id}
+        adverts = {peer: advert for peer, advert in self.adverts.items() if peer in members}
         self._seen = working.intersection(adverts)
         seen = acquaintances(adverts, company)
         run, folder = self._run.run_id, self._run.path

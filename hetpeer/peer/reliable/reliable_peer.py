@@ -26,6 +26,7 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.peer.probing.coordinate_keeper import kept_coordinate
 from hetpeer.peer.probing.probe_service import BUDGET as PROBE_BUDGET
 from hetpeer.peer.probing.probe_service import PROTOCOL as PROBES
 from hetpeer.peer.probing.probe_service import RELIABLE_BYTES, ProbeService
@@ -58,6 +59,7 @@ class ReliablePeer:
         self._node = node
         self._run = run
         self.replica = replica
+        self.coordinate = kept_coordinate(node.peer_id, run.path)
         self.disk = disk or DiskWait(run.path)
         """Whether it waits for room on its disk."""
         self._checkpoints = CheckpointReplication(
@@ -128,7 +130,8 @@ class ReliablePeer:
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
         self._node.listener.reliable = self.replica.company
         await self._node.serve(FILES, FileService(self._shelf, self._node.listener.knows).handle)
-        await self._node.serve(PROBES, ProbeService(RELIABLE_BYTES).handle, PROBE_BUDGET)
+        probes = ProbeService(RELIABLE_BYTES, lambda: self.coordinate.numbers)
+        await self._node.serve(PROBES, probes.handle, PROBE_BUDGET)
         if len(self.replica.members) > 1:
             self.ready.set()
         works = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.consensus.replica import Replica
@@ -114,11 +114,16 @@ def notable_of_reliable(service: CoordinatorService | None) -> object:
     return service.core.done, CoordinatorState.TRAINING if state is CoordinatorState.REDUCING else state
 
 
-def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
-    """Progress of the run if this peer coordinates it; otherwise only that it is there."""
+def reliable_advert(service: CoordinatorService | None, node: Node, coordinate: Sequence[int] = ()) -> Advert:
+    """Progress of the run if this peer coordinates it; otherwise only that it is there, at `coordinate`."""
+    at = tuple(coordinate)
     if service is None:
         return Advert(
-            addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **reach_fields(node)
+            addresses=tuple(node.addresses()[:8]),
+            role="reliable",
+            state="following",
+            coordinate=at,
+            **reach_fields(node),
         )
     last = [float(commit["loss"]) for commit in service.core.last]
     return Advert(
@@ -128,5 +133,6 @@ def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
         step=service.core.done,
         loss=sum(last) / len(last) if last else None,
         tokens_per_second=service.tokens_per_second(),
+        coordinate=at,
         **reach_fields(node),
     )

@@ -30,6 +30,7 @@ from hetpeer.peer.arrival.invite_file import Inviting
 from hetpeer.peer.arrival.rendezvous import join_address, limited, near_address, open_config
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
 from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
+from hetpeer.peer.probing.coordinate_keeper import keep_moving
 from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.disk_wait import DiskWait
 from hetpeer.peer.reliable.known_members import KnownMembers
@@ -202,7 +203,7 @@ def _beside(
 
     yield publish_forever(
         roster,
-        lambda: reliable_advert(peer.service, node),
+        lambda: reliable_advert(peer.service, node, peer.coordinate.numbers),
         lambda: notable_of_reliable(peer.service),
         anything,
     )
@@ -211,6 +212,7 @@ def _beside(
     yield write_forever(MetricsFile(run, peer.replica.records, SystemClock().wall), peer.ready)
     yield tell_reach_forever(node, reliable=True)
     yield members.call_and_keep(peer.ready)
+    yield keep_moving(node, peer.coordinate, run.path, lambda: members.adverts)
     yield PlanWatch(service).watch_forever()
     if not options.keep_places:
         yield PlanProposer(run.manifest, roster, service).look_forever()

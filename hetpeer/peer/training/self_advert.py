@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging.member.member import Phase
@@ -82,8 +82,10 @@ async def take_leave(roster: Roster, node: Node, role: str) -> None:
             await roster.publish(gone, ttl_s=TTL_S)
 
 
-def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Advert:
-    """Role, blocks and progress of a volunteer."""
+def volunteer_advert(
+    volunteer: Volunteer, node: Node, device_name: str, coordinate: Sequence[int] = ()
+) -> Advert:
+    """Role, blocks and progress of a volunteer, which is at the network `coordinate`."""
     member = volunteer.member
     begin, end = member.place or (0, 0)
     shares = {
@@ -111,6 +113,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         waits_room=shares[WorkerOccupation.ROOM],
         uplink=round(volunteer.links.outflow.seen or volunteer.offer.uplink),
         downlink=round(volunteer.offer.downlink),
+        coordinate=tuple(coordinate),
         flops_per_second=float(round(member.hello.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),
         **volunteer.offer.hello_fields(),

@@ -38,6 +38,8 @@ ROUNDS = 24
 """Moves each time."""
 SURE, UNSURE = 0.02, 1.0
 """Bounds of an error."""
+RESTORED = 0.5
+"""Least error of a coordinate that was kept: the others may all have moved since."""
 BEGUN = 0.99
 """Error of one that has its height, half of its shortest round trip, and whom nobody has moved yet."""
 NEAR = 0.5
@@ -107,7 +109,9 @@ class OwnCoordinate:
         """`peer`: our id, which says where near the middle we begin. `kept`: where we were last."""
         digest = hashlib.sha256(peer.encode()).digest()
         x, y, z = ((byte - 127.5) / 127.5 for byte in digest[:DIMENSIONS])
-        self.coordinate = kept or Coordinate((x, y, z), 0.0)
+        self.coordinate = Coordinate((x, y, z), 0.0)
+        if kept is not None:
+            self.coordinate = replace(kept, error=max(kept.error, RESTORED))
         self._begun = kept is not None
         self._met: dict[str, _Met] = {}
         """Peer → its round trips; the one that was met last stands last."""
@@ -116,6 +120,11 @@ class OwnCoordinate:
     def is_known(self) -> bool:
         """Whether the coordinate says anything."""
         return self._begun
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What an advert says of it: nothing as long as nothing is known."""
+        return self.coordinate.numbers() if self._begun else ()
 
     @property
     def met(self) -> Collection[str]:
@@ -183,7 +192,7 @@ class OwnCoordinate:
         found = Coordinate((x, y, z), (height + own.height) / 2)
         off = median(min(abs(trip_s - found.trip_s(other)) / trip_s, UNSURE) for trip_s, other in met)
         error = max((own.error + off) / 2, 1.0 / len(met), SURE)  # few round trips fit nearly any point
-        self.coordinate = replace(found, error=min(error, UNSURE))
+        self.coordinate = replace(found, error=min(error, BEGUN))
 
     def _meet(self, peer: str, trip_s: float) -> _Met | None:
         """The place for a round trip of `peer`; None if it is none that can be believed."""
