@@ -28,6 +28,8 @@ from hetpeer.dht.node.node import Node
 
 ADVERT_VERSION = 1
 LEFT = "left"
+BACKUP = "backup"
+"""State of a volunteer that keeps a place and takes part in no step."""
 """The state of a peer that has left and said so."""
 MAX_LINKS = 4
 """Links in one advert: a DHT record is small."""

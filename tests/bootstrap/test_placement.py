@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
-from hetpeer.bootstrap.state.placement_policies import ranked
+from hetpeer.bootstrap.state.placement_policies import is_spared, ranked
 from hetpeer.bootstrap.state.step_time_placement import MOST
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
@@ -307,3 +307,47 @@ def steps_of(kind):
 
 def test_a_simulated_swarm_is_faster_where_volunteers_choose_by_what_a_step_takes():
     assert statistics.median(steps_of(HistoryConfig)) < 0.7 * statistics.median(steps_of(AsEver))
+
+
+# ── newcomers that become backups ───────────────────────────────────────────────────────────────────────────
+
+
+def comes(work, *holders, measured_s=None, policy="step-time", backups=(), **facts):
+    """Whether a newcomer at block 0 becomes a backup."""
+    book = swarm(work, *holders)
+    book.backups = frozenset(backups)
+    who = newcomer(**facts)
+    book.volunteers[who.peer] = who
+    cluster = next(place.cluster for place in book.places() if place.open and place.begin == 0)
+    assert book.claim(who, cluster, (0, 1))
+    return is_spared(book, who, work, measured_s, policy)
+
+
+HEAVY = asks([0.001, 0.001], reduced=100 * MEGA)
+"""Steps wait for sums."""
+BESIDE = [(block, 1.0, {"uplink": MEGA}) for block in (0, 1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("spared", "changes"),
+    [
+        (True, {}),
+        (True, {"policy": "step-time", "measured_s": 10.0}),
+        (False, {"measured_s": None}),
+        (False, {"measured_s": 1e6}),
+        (False, {"policy": "holders"}),
+        (False, {"uplink": 1000 * MEGA, "measured_s": 400.0}),
+    ],
+    ids=["as modelled", "shorter", "nothing measured", "it would not show", "not compared", "it would help"],
+)
+def test_a_newcomer_that_makes_steps_longer_everywhere_becomes_a_backup(spared, changes):
+    assert comes(HEAVY, *BESIDE, **({"measured_s": 100.0, "uplink": MEGA} | changes)) is spared
+
+
+def test_nobody_is_spared_while_a_block_has_less_than_two_volunteers():
+    assert not comes(HEAVY, *BESIDE[:3], measured_s=100.0, uplink=MEGA)
+    assert comes(HEAVY, *BESIDE, measured_s=100.0, uplink=MEGA, backups=("v02", "v03"))
+
+
+def test_nobody_is_spared_where_computing_takes_longest():
+    assert not comes(asks([10, 10]), *BESIDE, measured_s=100.0, uplink=MEGA)

@@ -95,7 +95,7 @@ def test_slow_and_fast_change_their_shares(run: RunDirectory) -> None:
 
 
 def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
-    """Nobody is sent away: who is too slow for a pipeline stays as a further holder."""
+    """Nobody is sent away: who is too slow for a pipeline becomes a backup."""
     adverts = {"a": advert(1e7), "b": advert(1e7), "slow": advert(1e2)}
     seats = seating(a=(0, (0, 2)), slow=(0, (2, 4)), b=(1, (0, 2)))
     found = asked(run, adverts, seats)
@@ -105,14 +105,15 @@ def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
     fast = [found.seats[peer] for peer in "ab"]
     covered = {block for _, place in fast for block in range(*place)}
     assert covered == set(range(BLOCKS))
+    assert found.backups == {"slow"}
 
 
 @pytest.mark.parametrize(("cut", "fetched"), [(1, 0), (3, 1)])
 def test_whom_the_plan_spares_has_as_little_to_fetch_as_can_be(
     run: RunDirectory, cut: int, fetched: int
 ) -> None:
-    """The usual cut has no place like its own: it gets the half in which most of its blocks are, and what
-    it has to fetch is said.
+    """The usual cut has no place like its own: it gets the half in which most of its blocks are. What a
+    backup fetches is none of what the move waits for.
     """
     uneven = ((0, cut), (cut, 4))
     seats = Seating(
@@ -135,7 +136,7 @@ def test_whom_the_plan_spares_has_as_little_to_fetch_as_can_be(
     }
     assert len(new["slow"]) == fetched
     assert found.promise is not None
-    assert found.promise.blocks == sum(map(len, new.values()))
+    assert found.promise.blocks == sum(len(blocks) for peer, blocks in new.items() if peer != "slow")
 
 
 def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDirectory) -> None:
@@ -181,6 +182,7 @@ def test_nothing_is_proposed_for_a_swarm_that_is_well_off(run: RunDirectory) -> 
         seats = Seating(
             layouts=tuple(tuple(layout) for layout in first.layouts),
             seats=first.seats,
+            backups=first.backups,
         )
         assert asked(run, adverts, seats) is None
 
@@ -231,7 +233,8 @@ class World:
         found = inventory(self.manifest, self.adverts(most=len(PEERS)))
         devices = devices_in(found.document(), "the truth").devices
         work = of_manifest(self.manifest, self.manifest.training.microbatches)
-        held = [self.seats.seats[peer][1] for peer in found.peers]
+        working = self.seats.working
+        held = [working[peer][1] if peer in working else (0, 0) for peer in found.peers]
         lines = _lines(self.seats, found.peers)
         return IncrementalPlanner(
             devices, work, held, lines, Stakes(steps=1), seed=0, measured=found.measured
@@ -251,7 +254,7 @@ class World:
         )
         if found is not None:
             layouts = tuple(tuple(layout) for layout in found.layouts)
-            self.seats = Seating(layouts=layouts, seats=found.seats)
+            self.seats = Seating(layouts=layouts, seats=found.seats, backups=found.backups)
             assert found.promise is not None
             result = MoveResult(after_s=self.step_s(), moving_s=found.promise.moving_s)
             self.moves.append(Move(step=0, promise=found.promise, result=result))

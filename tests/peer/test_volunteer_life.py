@@ -160,6 +160,8 @@ def test_every_phase_is_a_state() -> None:
     assert in_touch[Phase.STOPPED] == (DaemonState.STOPPED, "")
     assert doing(Phase.JOINING, in_touch=False) == (DaemonState.JOINING, "no_coordinator")
     assert doing(Phase.TRAINING, in_touch=False) == (DaemonState.WAITING, "no_coordinator")
+    assert doing(Phase.READY, in_touch=True, spared=True) == (DaemonState.WAITING, "backup")
+    assert doing(Phase.READY, in_touch=False, spared=True) == (DaemonState.WAITING, "no_coordinator")
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ from tests.bootstrap.test_manifest import make_fields
 MANIFEST = validated(Manifest, make_fields())
 
 
-def volunteer(phase: Phase, **figures: int) -> Any:
-    """One in this phase, with blocks 1 and 2."""
+def volunteer(phase: Phase, *, spared: bool = False, **figures: int) -> Any:
+    """One in this phase, with blocks 1 and 2; `spared`: as a backup."""
     return SimpleNamespace(
         figures=VolunteerFigures(**figures),
-        member=SimpleNamespace(place=(1, 3), phase=phase, version=7, loss=2.5),
+        member=SimpleNamespace(place=(1, 3), phase=phase, is_spared=spared, version=7, loss=2.5),
         session=SimpleNamespace(is_up=True, leaving=False),
         tokens_per_second=12.0,
     )
@@ -103,6 +103,11 @@ async def test_what_was_done_in_all_lives_is_thanked_for(
         with contextlib.suppress(asyncio.CancelledError):
             await showing
         assert made.thanks == thanks
+
+
+def test_a_backup_is_told_what_it_is_there_for() -> None:
+    line = _waiting_line(volunteer(Phase.READY, spared=True), 0.0)
+    assert line.startswith("backup for blocks 1-2: ")
 
 
 def test_a_volunteer_that_leaves_waits_for_nobody() -> None:

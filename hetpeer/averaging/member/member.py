@@ -103,6 +103,11 @@ class Member:
         return self.position.line
 
     @property
+    def is_spared(self) -> bool:
+        """Whether we are a backup with our graphs loaded: in no step until the coordinator says so."""
+        return self.backup and self.phase in (Phase.SYNCING, Phase.READY)
+
+    @property
     def place(self) -> m.Range | None:
         """Blocks [begin, end) that we hold."""
         return self.position.place

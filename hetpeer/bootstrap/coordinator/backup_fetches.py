@@ -55,16 +55,23 @@ class BackupFetches:
         """Versions of the newest checkpoints of this term."""
 
     def holds(self, backup: VolunteerState, version: int, held: Sequence[m.Held], now: float) -> None:
-        """Note that `backup` holds `version`: if it is the current one, with the right states only."""
+        """Note that `backup` holds `version`, if its states are those of holders or the last checkpoint."""
         fetching = self._of.get(backup.peer)
         if fetching is not None and fetching.version == version:
             fetching.over(now, done=True)
-        current = version == self._context.history.version
-        known = known_digests(self._context, backup) if current else {}
-        if not current or all(known.get(one.block) == one.digest for one in held):
-            backup.back_up(version, held, current=current)
+        history = self._context.history
+        known = known_digests(self._context, backup) if version == history.version else {}
+        if version == history.checkpoint_version:
+            known = self._stored_digests() or known
+        initial = version == 0 and history.checkpoint is None
+        if initial or all(known.get(one.block) == one.digest for one in held):
+            backup.back_up(version, held)
         else:
             backup.prepare()
+
+    def _stored_digests(self) -> dict[int, str]:
+        """Block → digest in the last checkpoint; empty before the first."""
+        return dict(enumerate((self._context.history.checkpoint or {}).get("blocks", ())))
 
     def order(self, now: float) -> list[Effect]:
         """Orders for backups that are to fetch now."""
@@ -121,8 +128,7 @@ class BackupFetches:
         blocks = range(*(backup.place or (0, 0)))
         if version == history.checkpoint_version:
             sources: dict[int, tuple[str, ...]] = dict.fromkeys(blocks, ())
-            stored = (history.checkpoint or {}).get("blocks", ())
-            digests = {block: digest for block, digest in enumerate(stored) if block in blocks}
+            digests = {block: digest for block, digest in self._stored_digests().items() if block in blocks}
         else:
             sources = {block: tuple(members.holders(block)) for block in blocks}
             digests = known_digests(self._context, backup)

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.coordinator.rebalancing import granted, note_backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.membership import VolunteerState
-from hetpeer.bootstrap.state.placement_policies import ranked
+from hetpeer.bootstrap.state.placement_policies import is_spared, ranked
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 
 
@@ -69,9 +69,14 @@ class Handshake:
             why = "that place was taken meanwhile"
             return [Send(volunteer.peer, m.Refused(why=why, places=self._offers(volunteer)))]
         volunteer.rejoin()
-        backups, noted = self._context.members.backups, list[Effect]()
-        if volunteer.peer in backups:  # it has lost the place that it kept
-            noted = note_backups(self._context, backups - {volunteer.peer})
+        members, config = self._context.members, self._context.config
+        backups = members.backups - {volunteer.peer}  # as such it has lost its place
+        last = self._context.history.commits.get(self._context.history.version - 1, {})
+        if volunteer.planned is None and is_spared(
+            members, volunteer, config.asks, last.get("seconds"), config.placement
+        ):
+            backups |= {volunteer.peer}
+        noted = [] if backups == members.backups else note_backups(self._context, backups)
         return [*noted, Send(volunteer.peer, granted(self._context, volunteer))]
 
     def _offers(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:

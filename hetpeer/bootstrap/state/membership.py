@@ -141,11 +141,11 @@ class VolunteerState:
         """Note that the graphs of the place are loaded, or that the state is not the current one any more."""
         self.life_cycle = LifeCycle.PREPARED
 
-    def back_up(self, version: int, held: Sequence[Held], *, current: bool) -> None:
-        """Note that a backup holds the states `held` of `version`; `current`: that is the run's."""
+    def back_up(self, version: int, held: Sequence[Held]) -> None:
+        """Note that a backup holds `held`, the right states of `version`, which is worth something."""
         self.life_cycle = LifeCycle.PREPARED
         self.warm = version, {one.block: one.digest for one in held}
-        self.worked = self.worked or current
+        self.worked = True
 
     def has(self, version: int) -> bool:
         """Whether the volunteer holds `version` as a backup."""

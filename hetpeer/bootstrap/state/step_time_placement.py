@@ -62,6 +62,31 @@ class StepTime(PlacementPolicy):
         return [0 if (place.begin, place.end) in best else 1 for place in places]
 
 
+def makes_longer(
+    places: Sequence[Place],
+    newcomer: VolunteerState,
+    others: Sequence[VolunteerState],
+    demand: StepDemand,
+    measured_s: float,
+) -> bool:
+    """Whether steps of the `others` get longer with `newcomer` at any of the `places`, by more than `SAME` of
+    a step as it was measured and as it is modelled.
+
+    False where a block has no holder, or little is known: then a newcomer is worth something.
+    """
+    if not newcomer.flops_per_second or not 0 < len(others) <= MOST:
+        return False
+    if not any(v.flops_per_second or v.computing for v in others):
+        return False
+    ranges = list(dict.fromkeys((place.begin, place.end) for place in places))
+    held = [v.place for v in others if v.place is not None]
+    if not ranges or not all(holders_at(held, len(demand))):
+        return False
+    swarm = _Swarm(others, newcomer, demand, ())
+    before_s = swarm.step_s((0, 0))
+    return min(map(swarm.step_s, ranges)) - before_s > SAME * max(before_s, measured_s)
+
+
 def _best(swarm: _Swarm, ranges: Sequence[Range]) -> set[Range]:
     """The ranges with rank 0."""
     step_s = {place: swarm.step_s(place) for place in ranges}

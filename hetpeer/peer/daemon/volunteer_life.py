@@ -183,7 +183,8 @@ async def _live(
     freeze_memory()
     name, memory = files.run.manifest.name, memory_text(offer.memory)
     _log.info("run %s: computes on %s, offers %s", name, device_name, memory)
-    daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
+    member = volunteer.member
+    daemon.follow(lambda: doing(member.phase, in_touch=volunteer.session.is_up, spared=member.is_spared))
     ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
     beside = [
         presence.serve(volunteer.state),
@@ -301,8 +302,11 @@ async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:
                 compute.wake()
 
 
-def doing(phase: Phase, *, in_touch: bool) -> Does:
-    """State and reason of a volunteer in `phase`, `in_touch` with a coordinator or not. Pure."""
+def doing(phase: Phase, *, in_touch: bool, spared: bool = False) -> Does:
+    """State and reason of a volunteer in `phase`, `in_touch` with a coordinator or not. Pure.
+
+    `spared`: it is a backup.
+    """
     match phase:
         case Phase.STOPPED:
             return DaemonState.STOPPED, ""
@@ -310,6 +314,8 @@ def doing(phase: Phase, *, in_touch: bool) -> Does:
             return DaemonState.JOINING, "" if in_touch else "no_coordinator"
         case _ if not in_touch:
             return DaemonState.WAITING, "no_coordinator"
+        case _ if spared:
+            return DaemonState.WAITING, "backup"
         case Phase.PREPARING | Phase.SYNCING:
             return DaemonState.SYNCING, ""
         case Phase.READY:

@@ -151,6 +151,8 @@ def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
     if not session.is_up:
         return "waiting for the coordinator: it does not answer" if rest_s > SHOWN_AFTER_S else ""
     match member.phase:
+        case _ if member.is_spared:
+            return f"backup for {_blocks(member)}: steps are shorter without you; you step in if others leave"
         case Phase.PREPARING:
             return f"getting {_blocks(member)} ready"
         case Phase.SYNCING:

@@ -66,10 +66,14 @@ class RememberedLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seating:
-    """Places of all volunteers: `layouts` of the clusters in use, `seats` peer → its cluster and blocks."""
+    """Places of all volunteers: `layouts` of the clusters in use, `seats` peer → its cluster and blocks.
+
+    `backups` are those of them that take part in no step.
+    """
 
     layouts: tuple[tuple[Range, ...], ...]
     seats: Mapping[str, tuple[int, Range]]
+    backups: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, members: Membership, *, only_worked: bool = True) -> Seating:
@@ -83,16 +87,22 @@ class Seating:
             if v.place is not None and (v.worked or not only_worked)
         }
         clusters = max((cluster for cluster, _ in seats.values()), default=-1) + 1
-        return cls(layouts=tuple(members.layout(cluster) for cluster in range(clusters)), seats=seats)
+        layouts = tuple(members.layout(cluster) for cluster in range(clusters))
+        return cls(layouts=layouts, seats=seats, backups=members.backups & seats.keys())
+
+    @property
+    def working(self) -> dict[str, tuple[int, Range]]:
+        """Seats of those that take part in steps."""
+        return {peer: seat for peer, seat in self.seats.items() if peer not in self.backups}
 
     def holds_all(self, blocks: int) -> bool:
         """Whether each of `blocks` blocks has a holder."""
-        return {block for _, place in self.seats.values() for block in range(*place)} >= set(range(blocks))
+        return {block for _, place in self.working.values() for block in range(*place)} >= set(range(blocks))
 
     @property
     def whole(self) -> set[int]:
-        """Clusters all of whose places somebody has."""
-        taken = set(self.seats.values())
+        """Clusters at all of whose places somebody works."""
+        taken = set(self.working.values())
         return {
             cluster
             for cluster, layout in enumerate(self.layouts)
@@ -152,7 +162,7 @@ def proposal(
     guessed = devices.bandwidth / DOUBT**disappointed
     devices = replace(devices, bandwidth=np.where(found.measured, devices.bandwidth, guessed))
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
-    held = [seating.seats[peer][1] for peer in peers]
+    held = [(0, 0) if peer in seating.backups else seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)
     living = IncrementalPlanner(
         devices,
@@ -168,9 +178,6 @@ def proposal(
     if change is None:
         return None
     arrangement = _arrangement(change, peers, seating, manifest.layouts, work, devices)
-    change = living.seated(change, [arrangement.seats[peer][1] for peer in peers])
-    if not living.pays(change):
-        return None
     return replace(arrangement, promise=_promise(stakes, living.before_s, change))
 
 
@@ -194,10 +201,12 @@ def _as_measured(devices: Devices) -> Devices:
 
 
 def _lines(seating: Seating, peers: Sequence[str]) -> list[list[tuple[int | None, Range]]]:
-    """The peers at each place of each cluster."""
-    taken = {seat: number for number, peer in enumerate(peers) for seat in [seating.seats[peer]]}
+    """The peers that work at each place of each cluster; no places if there are none."""
+    working = seating.working
+    taken = {working[peer]: number for number, peer in enumerate(peers) if peer in working}
+    used = {cluster for cluster, _ in taken}
     return [
-        [(taken.get((cluster, place)), place) for place in layout]
+        [(taken.get((cluster, place)), place) for place in layout] if cluster in used else []
         for cluster, layout in enumerate(seating.layouts)
     ]
 
@@ -212,8 +221,8 @@ def _arrangement(
 ) -> Arrangement:
     """The plan's pipelines, followed by clusters of the usual cut for volunteers that the plan leaves out.
 
-    Those stay where they are, or go where they have least to fetch. For one that no place fits, a copy of its
-    present cluster is added.
+    Those become backups. They stay where they are, or go where they have least to fetch. For one that no
+    place fits, a copy of its present cluster is added.
     """
     layouts: list[tuple[Range, ...]] = []
     seats: dict[str, tuple[int, Range]] = {}
@@ -221,7 +230,7 @@ def _arrangement(
         layout = tuple(pairwise(pipeline.cuts))
         seats |= {peers[d]: (len(layouts), place) for d, place in zip(pipeline.devices, layout, strict=True)}
         layouts.append(layout)
-    begun = len(layouts)
+    begun, working = len(layouts), frozenset(seats)
     for device, peer in enumerate(peers):
         if peer in seats:
             continue
@@ -240,7 +249,7 @@ def _arrangement(
             fitting = [(len(layouts) - 1, held)]
         new = {seat: len(set(range(*seat[1])).difference(range(*held))) for seat in fitting}
         seats[peer] = min((blocks, seat[0] != cluster, seat) for seat, blocks in new.items())[2]
-    return Arrangement(layouts, seats)
+    return Arrangement(layouts, seats, backups=frozenset(seats) - working)
 
 
 def to_seats(seats: PlannedSeats, members: Membership) -> Arrangement | None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
-from hetpeer.dht.discovery import Advert
+from hetpeer.dht.discovery import BACKUP, Advert
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
 from hetpeer.peer.planning.machine_marks import sharing_fields, slowed
@@ -151,7 +151,10 @@ def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -
         latency=np.array([[lines.latency(a, b) for b in known] for a in known]),
         bandwidth=np.array([[lines.rate(a, b) for b in known] for a in known]),
     )
-    held = [(advert.block_begin, advert.block_end) for advert in known.values()]
+    held = [
+        (0, 0) if advert.state == BACKUP else (advert.block_begin, advert.block_end)
+        for advert in known.values()
+    ]
     return max(0.0, waited - float(adding_up(devices, work, holders_at(held, len(work))).max()))
 
 

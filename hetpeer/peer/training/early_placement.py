@@ -19,7 +19,7 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery import Advert, Roster
+from hetpeer.dht.discovery import BACKUP, Advert, Roster
 from hetpeer.peer.limits.amounts import blocks_text
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.training.volunteer_figures import Offer
@@ -39,6 +39,7 @@ def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) 
     for peer, advert in sorted(adverts.items()):
         if advert.role == "volunteer" and advert.block_begin < advert.block_end:
             members.volunteers[peer] = _holder(peer, advert)
+            members.backups |= {peer} if advert.state == BACKUP else set()
             members.adopt(members.volunteers[peer], (advert.block_begin, advert.block_end))
     newcomer = VolunteerState(
         "",

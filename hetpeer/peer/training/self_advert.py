@@ -12,7 +12,7 @@ from typing import Any
 from hetpeer.averaging.member.member import Phase
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery import LEFT, MAX_LINKS, Advert, LinkNote, Roster
+from hetpeer.dht.discovery import BACKUP, LEFT, MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import PeerPath
 from hetpeer.peer.training.volunteer import Volunteer
@@ -95,7 +95,7 @@ def volunteer_advert(
         name=volunteer.offer.name,
         addresses=tuple(node.addresses()[:8]),
         role="volunteer",
-        state=member.phase.value,
+        state=BACKUP if member.is_spared else member.phase.value,
         block_begin=begin,
         block_end=end,
         step=member.version or 0,
@@ -130,7 +130,7 @@ def notable_of_volunteer(volunteer: Volunteer) -> object:
     """Phase and place: an advert is published at once when they change. All phases of a step count as one."""
     member = volunteer.member
     phase = True if member.phase in AT_WORK else member.phase
-    return phase, member.place
+    return BACKUP if member.is_spared else phase, member.place
 
 
 def workless_advert(node: Node, name: str, state: str) -> Advert:

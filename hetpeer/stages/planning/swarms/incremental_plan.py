@@ -7,9 +7,10 @@ the blocks of lost volunteers go to their neighbours or to an unused device, and
 search from nothing. Then borders move, and devices swap, enter and leave.
 
 The swarm as it is counts with the best step time that it could reach: routed freely (current_step_time.py)
-or by its pipelines. A candidate counts with that of its pipelines. In both, all who hold a block take part in
-its reduce, also those that no pipeline needs. So each further change makes a shorter step than the last one
-promised. `Stakes` say what a change has to earn, by the steps that were measured.
+or by its pipelines; all who hold a block take part in its reduce, also those that no pipeline needs. A
+candidate counts with its pipelines alone: the devices that it leaves out become backups. So each further
+change makes a shorter step than the last one promised. `Stakes` say what a change has to earn, by the steps
+that were measured.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class PlanChange:
     moving_s: float
     """Seconds in which nobody trains, as such moves take in this run. 0: all its pipelines exist."""
     moved: int
-    """Blocks that have to be fetched. 0: other pipelines of the same holders."""
+    """Blocks that its pipelines have to fetch. 0: other pipelines, or fewer, of the same holders."""
 
 
 class IncrementalPlanner:
-    """Changes to a swarm of `devices`, where device d holds the blocks `held[d]` ((0, 0): none).
+    """Changes to a swarm of `devices`, where device d holds the blocks `held[d]` ((0, 0): none, or a backup).
 
     `lines`: the places of each present pipeline. `measured`: (N, N), links with a measured rate (None: all).
     `lost`: the lines that were complete before a loss (None: all); in others places are open because nobody
@@ -82,7 +83,7 @@ class IncrementalPlanner:
         """Blocks that may be moved."""
         self._random = np.random.default_rng(seed)
         self._pipelines = PipelineCuts(devices, work)
-        self._search = PlanSearch(devices, work, seed, self._held)
+        self._search = PlanSearch(devices, work, seed)
         self._at = lru_cache(REMEMBERED)(self._pipelines.at)
         whole = [line for line in lines if line and all(device is not None for device, _ in line)]
         self._whole = [next(_closed(line, ())) for line in whole]
@@ -116,31 +117,36 @@ class IncrementalPlanner:
         """Whether `change` earns what it costs."""
         return self._stakes.pays(self.before_s, change.plan.total_s, change.moving_s)
 
-    def seated(self, change: PlanChange, places: Sequence[Range]) -> PlanChange:
-        """`change` with moves and reduces of unused devices: device d is to have the blocks `places[d]`."""
-        moved, moving_s = self._moving(dict(enumerate(places)))
-        plan = planned(self._devices, self._work, change.plan.pipelines, places)
-        return PlanChange(plan=plan, moved=moved, moving_s=moving_s)
-
     def change(self, lines: Sequence[OrderAndCuts]) -> PlanChange | None:
-        """The change to these pipelines, price 0 if all exist; None if memory or links do not allow it."""
-        made = [self._at(order, cuts) for order, cuts in lines]
-        if not made or any(one is None for one in made):
+        """The change to these pipelines, without cost if nobody else works now and all of them exist; None if
+        memory or links do not allow it.
+        """
+        plan = self._planned(lines, ())
+        if plan is None:
             return None
-        plan = planned(self._devices, self._work, [one for one in made if one is not None], self._held)
         places = {
             device: place
             for pipeline in plan.pipelines
             for device, place in zip(pipeline.devices, pairwise(pipeline.cuts), strict=True)
         }
         moved, moving_s = self._moving(places)
+        working = {device for device, (begin, end) in enumerate(self._held) if begin < end}
         there = all((one.devices, one.cuts) in self._whole for one in plan.pipelines)
-        return PlanChange(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
+        stays = there and working <= places.keys()
+        return PlanChange(plan=plan, moving_s=0.0 if stays else moving_s, moved=moved)
+
+    def _planned(self, lines: Sequence[OrderAndCuts], held: Sequence[Range]) -> SwarmPlan | None:
+        """The plan of these pipelines, in whose reduces others that hold blocks take part as well."""
+        made = [self._at(order, cuts) for order, cuts in lines]
+        possible = [one for one in made if one is not None]
+        if not made or len(possible) < len(made):
+            return None
+        return planned(self._devices, self._work, possible, held)
 
     def _by_pipelines(self) -> float:
         """Seconds of a step in which microbatches keep to the present pipelines that are complete."""
-        change = self.change(self._whole)
-        return math.inf if change is None else change.plan.total_s
+        plan = self._planned(self._whole, self._held)
+        return math.inf if plan is None else plan.total_s
 
     def _moving(self, places: Mapping[int, Range]) -> tuple[int, float]:
         """(blocks to be fetched by devices that are to have `places`, seconds that it takes).

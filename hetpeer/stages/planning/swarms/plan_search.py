@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,17 +62,13 @@ class PlanSearch:
 
     found = PlanSearch(devices, work, seed=0).run(lambda: time.monotonic() < deadline)
     found.best.total_s  # seconds of a step; found is None if no plan fits into memory
-
-    `held`: present blocks of the devices, which unused ones keep and reduce (empty: they do not).
     """
 
-    def __init__(
-        self, devices: Devices, work: StepDemand, seed: int, held: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        self._devices, self._work, self._held = devices, work, held
+    def __init__(self, devices: Devices, work: StepDemand, seed: int) -> None:
+        self._devices, self._work = devices, work
         self._random = np.random.default_rng(seed)
         self._pipelines = PipelineCuts(devices, work)
-        self._borders = CutRefinement(devices, work, self._pipelines, held)
+        self._borders = CutRefinement(devices, work, self._pipelines)
         self.evaluations = 0
 
     def run(self, on: Callable[[], bool]) -> PlanSearchResult | None:
@@ -109,10 +105,10 @@ class PlanSearch:
             if one is None:
                 return None
             made.append(one)
-        plan = planned(self._devices, self._work, made, self._held)
+        plan = planned(self._devices, self._work, made)
         if plan.sync_s <= ADDED * plan.total_s or len(orders) < 2:
             return plan
-        alike = planned(self._devices, self._work, self._cut_alike(made), self._held)
+        alike = planned(self._devices, self._work, self._cut_alike(made))
         return min(plan, alike, key=_total)
 
     def _cut_alike(self, made: list[PlannedPipeline]) -> list[PlannedPipeline]:

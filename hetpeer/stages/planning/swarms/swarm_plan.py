@@ -241,18 +241,10 @@ NOTICED = 1e-9
 
 
 class CutRefinement:
-    """Plans of `devices` for `work` with given borders. `pipelines` is their cache of cuts; `held` as in
-    `planned`.
-    """
+    """Plans of `devices` for `work` with given borders. `pipelines` is their cache of cuts."""
 
-    def __init__(
-        self,
-        devices: Devices,
-        work: StepDemand,
-        pipelines: PipelineCuts,
-        held: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self._devices, self._work, self._pipelines, self._held = devices, work, pipelines, held
+    def __init__(self, devices: Devices, work: StepDemand, pipelines: PipelineCuts) -> None:
+        self._devices, self._work, self._pipelines = devices, work, pipelines
 
     def plan(self, lines: OrdersAndCuts) -> SwarmPlan | None:
         """The plan with these cuts; None if memory or links do not allow them."""
@@ -262,7 +254,7 @@ class CutRefinement:
             if one is None:
                 return None
             made.append(one)
-        return planned(self._devices, self._work, made, self._held)
+        return planned(self._devices, self._work, made)
 
     def alike(self, orders: Sequence[tuple[int, ...]]) -> SwarmPlan | None:
         """The plan with equal parts; None if there is none."""
