@@ -13,9 +13,10 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
+from hetpeer.peer.planning.advert_lines import lines_of
 from hetpeer.peer.planning.device_files import devices_in, read_devices
 from hetpeer.peer.planning.model_workload import USUAL
-from hetpeer.peer.planning.swarm_inventory import Inventory, _Lines, inventory
+from hetpeer.peer.planning.swarm_inventory import Inventory, inventory
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S
@@ -115,20 +116,48 @@ def test_a_claim_that_several_links_contradict_is_not_believed(run: RunDirectory
     both = tuple(LinkNote(to=peer[-8:], rate=1e6) for peer in (BACK, NEW))
     fast = {"uplink": 1e8, "downlink": 1e8}
     adverts = {FRONT: volunteer(**fast, links=both), BACK: volunteer(**fast), NEW: volunteer(**fast)}
-    lines = _Lines(adverts, {})
-    assert (lines.up[FRONT], lines.down[FRONT], lines.down[BACK]) == (1e6, 1e8, 1e8)
-    one = _Lines(adverts | {FRONT: volunteer(**fast, links=both[:1])}, {})
-    assert one.up[FRONT] == 1e8, "it may be the other end"
+    lines = lines_of(adverts)
+    assert (lines.up[0], lines.down[0], lines.down[1]) == (1e6, 1e8, 1e8)
+    one = lines_of(adverts | {FRONT: volunteer(**fast, links=both[:1])})
+    assert one.up[0] == 1e8, "it may be the other end"
     slow = adverts | {BACK: volunteer(uplink=1e6, downlink=1e6), NEW: volunteer(uplink=1e6, downlink=1e6)}
-    assert _Lines(slow, {}).up[FRONT] == 1e8, "the other ends take no more, as they say"
+    assert lines_of(slow).up[0] == 1e8, "the other ends take no more, as they say"
 
 
 def test_a_downlink_that_several_senders_contradict_is_not_believed(run: RunDirectory) -> None:
     fast = {"uplink": 1e8, "downlink": 1e8}
     onwards = (LinkNote(to=FRONT[-8:], rate=1e6),)
     adverts = {FRONT: volunteer(**fast), **{p: volunteer(**fast, links=onwards) for p in (BACK, NEW)}}
-    lines = _Lines(adverts, {})
-    assert (lines.down[FRONT], lines.up[FRONT], lines.up[BACK]) == (1e6, 1e8, 1e8)
+    lines = lines_of(adverts)
+    assert (lines.down[0], lines.up[0], lines.up[1]) == (1e6, 1e8, 1e8)
+
+
+def test_lines_that_nobody_used_are_estimated_from_coordinates_and_their_neighbours(
+    run: RunDirectory,
+) -> None:
+    """Three in each of two towns; two lines from town to town carry 1 MB/s, the ends would allow 10."""
+    towns = [(0, 0, 0, 200, 5), (20_000, 0, 0, 200, 5)]
+    peers = [f"QmPeer{number}Home" for number in range(6)]
+    adverts = {
+        peer: volunteer(uplink=1e7, downlink=1e7, coordinate=towns[number // 3])
+        for number, peer in enumerate(peers)
+    }
+    for number in (0, 1):
+        note = LinkNote(to=peers[3 + number][-8:], rate=1e6, trip_s=0.204)
+        adverts[peers[number]] = adverts[peers[number]].model_copy(update={"links": (note,)})
+    found = inventory(run.manifest, adverts)
+    assert found.bandwidth_gbit_s[2][5] == pytest.approx(0.008)
+    assert found.bandwidth_gbit_s[0][1] == pytest.approx(0.08)
+    assert found.latency_ms[2][5] == pytest.approx(102.0)
+    assert found.latency_ms[0][1] == pytest.approx(2.0)
+    assert not found.measured[2, 5]
+    assert found.doubt[2, 5] > found.doubt[0, 3] == 1.0
+
+
+def test_coordinates_that_are_none_are_as_none(run: RunDirectory) -> None:
+    for claim in ((1,), (2**30,) * 5, (0, 0, 0, -1, 5)):
+        found = inventory(run.manifest, {FRONT: volunteer(coordinate=claim), BACK: volunteer()})
+        assert found.latency_ms[0][1] == 1e3 * LATENCY_S
 
 
 def test_what_sums_take_does_not_lie_between_two_steps(run: RunDirectory) -> None:

@@ -48,8 +48,8 @@ def test_measured_lines_are_what_they_are() -> None:
     assert pairs.up.tolist() == [2e6, 4e6, 3e6], "an unknown uplink is as the middle of the others"
     assert pairs.down.tolist() == [2e6, 1.5e6, 3e6], "no less than came over a line"
     assert pairs.rate[2, 1] == 1.5e6
-    assert pairs.careful_rate[0, 1] == 1.5e6
-    assert pairs.careful_rate[2, 1] < 1.5e6
+    assert pairs.doubt[0, 1] == 1.0
+    assert pairs.doubt[2, 1] > 1.0
 
 
 def test_latency_is_that_of_the_coordinates() -> None:

@@ -144,9 +144,9 @@ def proposal(
     """The best arrangement found while `on` is true, with its promise; None if the present division is better
     or a volunteer's speed is unknown.
 
-    `lost`: clusters that were complete before a volunteer was lost (None: all). Unmeasured links are assumed
-    as fast as their ends, because otherwise nothing better would be found; slower after each change that did
-    not help (`disappointed`).
+    `lost`: clusters that were complete before a volunteer was lost (None: all). Links that nobody
+    measured carry what is estimated, less by its error; and less after each change that did not help
+    (`disappointed`).
     """
     if not seating.seats:
         return None
@@ -159,7 +159,7 @@ def proposal(
     if set(peers) != set(seating.seats):
         return None
     devices = _as_measured(named.devices)
-    guessed = devices.bandwidth / DOUBT**disappointed
+    guessed = devices.bandwidth / found.doubt / DOUBT**disappointed
     devices = replace(devices, bandwidth=np.where(found.measured, devices.bandwidth, guessed))
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
     held = [(0, 0) if peer in seating.backups else seating.seats[peer][1] for peer in peers]

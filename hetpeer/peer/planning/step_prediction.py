@@ -21,11 +21,12 @@ from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.state.work_shares import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert, LinkNote
-from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
+from hetpeer.peer.planning.advert_lines import lines_of, uplink_of
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.peer.watching.status_reader import HOLDING
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.pipeline.routes import LinkCosts, Roster, Route, assign_routes
+from hetpeer.stages.planning.pair_lines import believed
 from hetpeer.stages.planning.step_estimate import StepEstimate, estimate
 from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualVolunteer
@@ -184,6 +185,7 @@ def _lines(
     said = {peer: believed(advert.uplink) for peer, advert in working.items()}
     sums = reduce_bytes(manifest, routes, roster, said)
     lines, notes = {}, _notes(working)
+    estimated, number = lines_of(working), {peer: n for n, peer in enumerate(working)}
     for sender, to in sorted(pairs | sums.keys()):
         note = notes.get((sender, to))
         if note is not None:
@@ -198,7 +200,12 @@ def _lines(
             names = (working[peer].name or short_id(peer) for peer in (sender, to))
             raise _too_early(f"the link from {' to '.join(names)} is not measured yet")
         elif sender in uplinks:  # an advert names the slowest links alone
-            lines[sender, to] = PeerLink(rate=uplinks[sender], sums_bytes=sums[sender, to])
+            pair = number[sender], number[to]
+            lines[sender, to] = PeerLink(
+                rate=float(estimated.rate[pair]),
+                delay_s=float(estimated.latency[pair]),
+                sums_bytes=sums[sender, to],
+            )
     return lines
 
 

@@ -87,9 +87,9 @@ class PairLines:
     """Bytes/s that reach each, (N,)."""
 
     @property
-    def careful_rate(self) -> Floats:
-        """Rates for plans that hold: those that were not measured are less by their error."""
-        return np.where(self.measured, self.rate, self.rate / (1.0 + self.rate_error))
+    def doubt(self) -> Floats:
+        """Factor by which each line may be slower, by its error; 1: it was measured, (N, N)."""
+        return np.where(self.measured, 1.0, 1.0 + self.rate_error)
 
 
 def believed(rate: float) -> float:
