@@ -3,16 +3,22 @@ could say of themselves.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from playwright.async_api import Browser, Dialog, Page, expect
 
+from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.limits.settings import Settings, Where, worded
+from hetpeer.peer.watching.map_picture import drawn_map
+from hetpeer.peer.watching.status_reader import _peer_row
+from hetpeer.peer.watching.swarm_status import SwarmStatus
 from hetpeer.peer.web.dashboard_page import ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.request_guard import application
@@ -21,9 +27,10 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 PANELS = (
     *("you", "progress", "map", "machine", "gpu", "limits", "warnings"),
-    *("credit", "leftovers", "events", "peers", "links", "plan", "plan-summary"),
+    *("credit", "leftovers", "events", "peers", "links", "plan", "plan-summary", "picture-words"),
 )
 TOKEN = "a-token-of-a-test"
+POLL_S = 0.05
 HOSTILE = [
     f"{before}{payload}{after}"
     for payload in (
@@ -142,6 +149,7 @@ def view(names: list[str]) -> dict[str, Any]:
                 ],
             },
         },
+        "map": {"words": name, "drawn": 7},
         "curves": {
             "training": [[s, 4 - s / 10] for s in range(8)],
             "evaluation": [[0, 4.2]],
@@ -187,11 +195,25 @@ def view(names: list[str]) -> dict[str, Any]:
     }
 
 
+def swarm_status(names: list[str]) -> SwarmStatus:
+    """A swarm of these names; each peer has a line to the next one."""
+    adverts = {
+        f"Qm{number:044}": Advert.model_construct(
+            **Advert(role="volunteer").model_dump()
+            | {"name": name, "links": (LinkNote(to=f"{number + 1:08}", rate=1e6, trip_s=0.02),)}
+        )
+        for number, name in enumerate(names)
+    }
+    rows = tuple(_peer_row(peer_id, advert, set(), 0) for peer_id, advert in adverts.items())
+    return cast("SwarmStatus", SimpleNamespace(peers=rows))
+
+
 @dataclass
 class Daemon:
     """What stands behind the page."""
 
     shown: dict[str, Any]
+    picture: str = drawn_map(swarm_status(["ada", "bob"])).svg
     asked: list[str] = field(default_factory=list)
 
     async def look(self, _watched: bool) -> dict[str, Any]:
@@ -215,7 +237,9 @@ async def page_of(
     feed = ViewFeed(daemon.look)
     running = asyncio.create_task(feed.run())
     app = application(
-        page_routes(feed, {"pause": daemon.pause, "finish": daemon.finish}), TOKEN, private=False
+        page_routes(feed, {"pause": daemon.pause, "finish": daemon.finish}, lambda: daemon.picture),
+        TOKEN,
+        private=False,
     )
     wrong: list[str] = []
     try:
@@ -356,6 +380,46 @@ async def test_each_peers_machine_line_and_steadiness_and_the_plan_beside_realit
         ]
         daemon.shown["status"]["plan"] = None
         await expect(page.locator("#plan-panel")).to_be_hidden(timeout=20_000)
+
+
+async def drawn(page: Page) -> None:
+    """Return once the browser has drawn the picture that it was last told of."""
+    seen = (
+        "(({ complete, naturalWidth }) => complete && naturalWidth > 0)(document.getElementById('picture'))"
+    )
+    async with asyncio.timeout(20):
+        while not await page.evaluate(seen):
+            await asyncio.sleep(POLL_S)
+
+
+async def test_the_map_is_a_picture_with_words_and_is_asked_for_when_it_has_changed(browser: Browser) -> None:
+    daemon = Daemon(view(["ada"]))
+    daemon.shown["map"] = {"words": "2 volunteers; nearest: ada and bob, 10 ms one way", "drawn": 7}
+    async with page_of(browser, daemon) as page:
+        asked: list[str] = []
+        page.on("request", lambda one: asked.append(one.url) if "map.svg" in one.url else None)
+        picture = page.locator("#picture")
+        await expect(picture).to_be_visible()
+        await expect(picture).to_have_attribute("alt", re.compile("nearest: ada and bob, 10 ms"))
+        await expect(page.locator("#picture-words")).to_contain_text("nearest: ada and bob")
+        await drawn(page)
+        daemon.picture = drawn_map(swarm_status(HOSTILE)).svg
+        daemon.shown["map"] = {"words": HOSTILE[0], "drawn": 8}
+        await expect(picture).to_have_attribute("src", re.compile("drawn=8"), timeout=20_000)
+        await drawn(page)
+        await expect(page.locator("#picture-words")).to_have_text(HOSTILE[0])
+        assert await page.evaluate("window.harmed") is None
+        assert len(asked) <= 2
+        daemon.shown["map"] = None
+        await expect(page.locator("#picture-panel")).to_be_hidden(timeout=20_000)
+
+
+@pytest.mark.parametrize("count", [1, 2, 200])
+async def test_a_map_of_any_size_is_drawn(browser: Browser, count: int) -> None:
+    daemon = Daemon(view(["ada"]), drawn_map(swarm_status([f"machine {n}" for n in range(count)])).svg)
+    async with page_of(browser, daemon, viewport={"width": 360, "height": 740}) as page:
+        await drawn(page)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 async def test_the_gpu_the_limits_and_what_is_wrong(browser: Browser) -> None:

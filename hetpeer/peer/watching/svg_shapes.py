@@ -16,9 +16,10 @@ def short(words: str, length: int) -> str:
 def document(width: float, height: float, body: Iterable[str]) -> str:
     """The whole picture."""
     size = f'width="{width:.0f}" height="{height:.0f}"'
+    box = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img"'
     font = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font}>',
         f'<rect {size} fill="{PAPER}"/>',
         *body,
         "</svg>",

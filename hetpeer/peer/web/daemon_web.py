@@ -131,7 +131,7 @@ async def _served(
         view.hurry()
         feed.look_now()
 
-    routes: list[BaseRoute] = page_routes(feed, orders)
+    routes: list[BaseRoute] = page_routes(feed, orders, view.picture)
     if metrics is not None:
         routes.append(metrics_route(metrics))
     tasks = TaskSet()

@@ -135,8 +135,11 @@ Orders = Mapping[str, Callable[[], object]]
 """Name of an order → function that carries it out."""
 
 
-def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
-    """The page at `/` and its API under `/api/v1`. A watcher's page has no `orders`."""
+def page_routes(feed: ViewFeed, orders: Orders, picture: Callable[[], str | None]) -> list[BaseRoute]:
+    """The page at `/` and its API under `/api/v1`. A watcher's page has no `orders`.
+
+    `picture`: the map of the swarm as SVG, None before there is one.
+    """
 
     async def page(_request: Request) -> Response:
         return FileResponse(FILES / "index.html")
@@ -149,6 +152,12 @@ def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
         if newest is None:
             return JSONResponse({"error": "the swarm has not answered yet"}, status_code=503)
         return Response(newest, media_type="application/json")
+
+    async def swarm_map(_request: Request) -> Response:
+        drawn = picture()
+        if drawn is None:
+            return JSONResponse({"error": "the swarm has not answered yet"}, status_code=503)
+        return Response(drawn, media_type="image/svg+xml")
 
     async def events(_request: Request) -> Response:
         return _Events(_as_events(feed), feed)
@@ -166,6 +175,7 @@ def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
         Mount("/static", StaticFiles(directory=FILES)),
         Route("/healthz", health),
         Route("/api/v1/view", view),
+        Route("/api/v1/map.svg", swarm_map),
         Route("/api/v1/events", events),
         Route("/api/v1/{what}", order, methods=["POST"]),
     ]

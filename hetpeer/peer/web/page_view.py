@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.limits.nvml import GpuState
 from hetpeer.peer.training.volunteer_figures import offload_text
+from hetpeer.peer.watching.map_picture import DrawnMap, drawn_map
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.watching.swarm_status import Progress, SwarmStatus
 from hetpeer.peer.web.machine_load import LoadMeter
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
 """Seconds between two requests for the loss curves; the newest loss is in the status."""
+MAP_S = 3.0
+"""Seconds between two maps: adverts come no sooner."""
 CREDIT_S = 120.0
 """Seconds after a reading of the metrics in which credit is asked for without watchers, to keep it fresh."""
 ANSWER_S = 1.0
@@ -109,9 +113,13 @@ class PageView:
         self._you = you
         self._warnings = warnings
         self._curves = Curves()
-        self._ask_at = self._credit_until = -math.inf
+        self._drawn = 0
+        """Checksum of the map: the page asks for a picture that has changed."""
+        self._ask_at = self._credit_until = self._draw_at = -math.inf
         self._status: SwarmStatus | None = None
         """The last status."""
+        self._map: DrawnMap | None = None
+        """The map of the last status that somebody watched."""
         self._tasks = TaskSet()
         self._asking: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
@@ -141,6 +149,7 @@ class PageView:
             "time": time.time(),
             "silent_since": self._silent_since,
             "status": None if status is None else status.document(),
+            "map": self._map and {"words": self._map.words, "drawn": self._drawn},
             "curves": {
                 "training": training if status is None else up_to_now(training, status.progress),
                 "evaluation": self._curves.evaluation,
@@ -151,6 +160,17 @@ class PageView:
             "machine": asdict(self._machine.look()),
             "warnings": [asdict(warning) for warning in self._warnings()],
         }
+
+    def picture(self) -> str | None:
+        """The newest map of the swarm as SVG; None before there is one."""
+        return None if self._map is None else self._map.svg
+
+    async def _draw(self, status: SwarmStatus) -> None:
+        """Draw the map anew, in a thread: some hundred peers take a tenth of a second."""
+        you, before = self._you(), None if self._map is None else self._map.points
+        own = "" if you is None else you.peer
+        self._map = drawn = await asyncio.to_thread(drawn_map, status, own, before)
+        self._drawn = zlib.crc32(drawn.svg.encode())
 
     def hurry(self) -> None:
         """Let the current or next look not wait for the swarm: the daemon has changed."""
@@ -175,6 +195,9 @@ class PageView:
         self._status = status = await self._onlooker.status(ranked=ranked)
         self._silent_since = None
         self._chronicle.add(status)
+        if watched and time.monotonic() >= self._draw_at:
+            await self._draw(status)
+            self._draw_at = time.monotonic() + MAP_S
         if watched and time.monotonic() >= self._ask_at:
             found = await self._onlooker.curves()
             self._curves = found or self._curves

@@ -27,7 +27,7 @@ async def opened(port: int) -> tuple[int, Stream]:
 
 async def test_sixteen_pages_are_served_and_no_further_one_though_all_ask_at_once() -> None:
     made = ViewFeed(look)
-    app = application(page_routes(made, {}), "token-of-a-test", private=False)
+    app = application(page_routes(made, {}, lambda: None), "token-of-a-test", private=False)
     running = asyncio.create_task(made.run())
     async with served(app, Where("127.0.0.1", 0)) as url:
         port = int(url.rpartition(":")[2])

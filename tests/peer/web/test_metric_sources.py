@@ -190,10 +190,10 @@ async def test_the_log_is_asked_only_while_somebody_watches(
     assert (await seen.look(False))["status"]["credit"] is None
     assert asked == []
     shown = await seen.look(True)
-    assert asked == ["credit", "moves", "curves"]
+    assert asked == ["credit", "moves", "departures", "plan", "curves"]
     assert len(shown["curves"]["training"]) == TRAINING.steps
     later = await seen.look(False)
-    assert asked == ["credit", "moves", "curves"]
+    assert asked == ["credit", "moves", "departures", "plan", "curves"]
     assert later["curves"] == shown["curves"] | {"speed": later["curves"]["speed"]}
     assert later["status"]["credit"] == shown["status"]["credit"]
 

@@ -15,10 +15,22 @@ const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
 
 function show(view) {
   for (const panel of Object.values(panels)) if (view.status || OWN.has(panel)) panel(view);
+  picture(view.map);
   loss.show([view.curves.training, view.curves.evaluation]);
   speed.show([view.curves.speed]);
   byId("buttons").hidden = !view.you;
   for (const order of ["pause", "resume", "finish"]) byId(order).disabled = !view.you?.may.includes(order);
+}
+
+/** The map of the swarm, asked for when it has changed; its words are there for those who do not see it. */
+function picture(drawn) {
+  byId("picture-panel").hidden = !drawn;
+  if (!drawn) return;
+  byId("picture-words").textContent = drawn.words;
+  const source = `api/v1/map.svg?${new URLSearchParams({ drawn: drawn.drawn, token })}`;
+  if (byId("picture").getAttribute("src") === source) return;
+  byId("picture").alt = `Map of the swarm. ${drawn.words}`;
+  byId("picture").src = source;
 }
 
 /** The notice while the swarm does not answer: only the daemon's and the machine's panels are current then. */
