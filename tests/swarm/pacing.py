@@ -120,3 +120,21 @@ def hasty_stand_in() -> None:
 
     stand_in.NEEDED_S = 1.0
     stand_in.StandIn._is_wanted = wanted_in_a_step
+
+
+def spares_one_pipeline() -> None:
+    """A reliable peer whose planner makes the second of two pipelines backups after two steps, and then
+    rests.
+    """
+    from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+    from hetpeer.peer.planning.replan import Seating
+    from hetpeer.peer.reliable import plan_proposer
+
+    async def spare(_self, service, core):
+        seating = Seating.of(core.members)
+        if core.done < 2 or core.history.backups or seating.whole != {0, 1}:
+            return
+        backups = frozenset(peer for peer, (cluster, _) in seating.seats.items() if cluster == 1)
+        service.arrange(Arrangement(seating.layouts, seating.seats, backups=backups))
+
+    plan_proposer.LOOK_S, plan_proposer.PlanProposer._look = 0.5, spare
