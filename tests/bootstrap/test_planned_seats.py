@@ -184,3 +184,50 @@ def test_a_coordinator_that_stood_still_keeps_seats_longer(pause_s):
     judge.core.seats.excuse(pause_s)
     assert judge.core.seats.holds(judge.now + HELD_S - 1.0)
     assert judge.core.seats.holds(judge.now + HELD_S + 1.0) is (pause_s > 0)
+
+
+def halves():
+    """A court whose plan has two halves, both taken and at work."""
+    judge = court(plan([("attic", 0, 1), ("shed", 1, 2)]))
+    for peer, place in (("attic", (0, 0, 1)), ("shed", (0, 1, 2))):
+        come(judge, peer)
+        take(judge, peer, *place)
+        judge.tell(peer, m.Prepared())
+    return judge.begin_prepared("attic", "shed")
+
+
+def test_one_that_is_not_in_the_plan_becomes_a_backup():
+    judge = halves()
+    come(judge, "zoe")
+    take(judge, "zoe", 1, 0, 2)
+    assert judge.sent["zoe", "granted"].backup
+    assert judge.core.members.backups == {"zoe"}
+    assert judge.records[-1] == {"kind": "backups", "peers": ["zoe"], "steps_in": []}
+    assert to_seats(judge.core.seats, judge.core.members) is None
+
+
+def test_it_works_as_long_as_nobody_else_has_its_blocks_and_is_a_backup_then():
+    judge = court(plan([("attic", 0, 1), ("shed", 1, 2)]))
+    come(judge, "zoe")
+    take(judge, "zoe", 1, 0, 2)
+    assert not judge.sent["zoe", "granted"].backup
+    judge.tell("zoe", m.Prepared())
+    judge.begin_prepared("zoe")
+    for peer, place in (("attic", (0, 0, 1)), ("shed", (0, 1, 2))):
+        come(judge, peer)
+        take(judge, peer, *place)
+        assert not judge.sent[peer, "granted"].backup
+        assert to_seats(judge.core.seats, judge.core.members) is None  # not all blocks have another holder
+        judge.core.members.volunteers[peer].work()
+    found = to_seats(judge.core.seats, judge.core.members)
+    assert found is not None
+    assert (found.backups, found.plan) == ({"zoe"}, judge.core.seats.plan.id)
+    assert found.fault(2) is None
+
+
+def test_without_the_plan_newcomers_are_no_backups_of_it():
+    judge = halves()
+    judge.core.history.add({"kind": "arranged", "layouts": [[[0, 1], [1, 2]]]})
+    come(judge, "zoe")
+    take(judge, "zoe", *offered(judge, "zoe")[0])
+    assert not judge.sent["zoe", "granted"].backup

@@ -358,6 +358,8 @@ async def test_each_peers_machine_line_and_steadiness_and_the_plan_beside_realit
     daemon = Daemon(view(["ada", "bob"]))
     daemon.shown["status"]["peers"][0]["role"] = "volunteer"
     daemon.shown["status"]["peers"][1] |= {"gpu_bytes": 0, "uplink": 0.0, "departures": None}
+    spared = {"role": "volunteer", "state": "backup", "holds": False, "departures": None}
+    daemon.shown["status"]["peers"][1] |= spared
     async with page_of(browser, daemon) as page:
         first, second = await page.locator("#peers tbody tr").all_inner_texts()
         for text in (
@@ -366,6 +368,8 @@ async def test_each_peers_machine_line_and_steadiness_and_the_plan_beside_realit
             "here 2h 5m, left 3 times",
         ):
             assert text in first
+        assert "0, holder" in first
+        assert "1, backup" in second
         assert "14 GiB RAM" in second
         assert "GPU" not in second
         assert "Mbit/s up" not in second

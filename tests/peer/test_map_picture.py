@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.dht.discovery import Advert, LinkNote
+from hetpeer.dht.discovery import BACKUP, Advert, LinkNote
 from hetpeer.peer.watching.map_picture import KINDS, MBIT, MOST, DrawnMap, drawn_map
 from hetpeer.peer.watching.status_reader import summarise
 from hetpeer.peer.watching.swarm_map import USUAL_S, completed, positions, spread, turned_like
+from hetpeer.stages.planning.network_coordinates import Coordinate
 from tests.bootstrap.engine import make_run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -169,6 +170,31 @@ def test_the_words_say_what_the_picture_shows(run: RunDirectory) -> None:
     )
     root = ET.fromstring(drawn.svg)
     assert (root.get("role"), root.findtext(f"{SVG}title")) == ("img", drawn.words)
+
+
+def test_coordinates_place_peers_whose_times_nobody_measured(run: RunDirectory) -> None:
+    """A line of three, 10 ms from one to the next; a fourth peer says nothing of where it is."""
+    adverts = {
+        peer_id(n): Advert(
+            role="volunteer", name=f"v{n}", coordinate=Coordinate((0.02 * n, 0.0, 0.0), 0.0, 0.1).numbers()
+        )
+        for n in range(3)
+    }
+    drawn = drawn_map(summarise(run.signed, adverts, 1000.0))
+    first, second, third = (np.array(drawn.points[peer_id(n)]) for n in range(3))
+    assert np.linalg.norm(first - second) == pytest.approx(0.01, rel=0.01)
+    assert np.linalg.norm(first - third) == pytest.approx(0.02, rel=0.01)
+    silent = {peer_id(3): Advert(role="volunteer"), peer_id(4): Advert(role="volunteer", coordinate=(1, 2))}
+    assert len(nodes(drawn_map(summarise(run.signed, adverts | silent, 1000.0)).svg)) == 5
+
+
+def test_a_backup_has_a_dot(run: RunDirectory) -> None:
+    def discs(state: str) -> int:
+        advert = Advert(role="volunteer", state=state, block_begin=0, block_end=1)
+        drawn = drawn_map(summarise(run.signed, {peer_id(0): advert}, 1000.0))
+        return len(list(ET.fromstring(drawn.svg).iter(f"{SVG}circle")))
+
+    assert discs(BACKUP) == discs("joining") + 1
 
 
 HOSTILE = [

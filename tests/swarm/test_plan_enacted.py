@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.swarm.swarm import Swarm
+from hetpeer.bootstrap.log.history import History
+from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
@@ -15,6 +16,23 @@ def plan_file(swarm: Swarm, *pipelines: list[tuple[str, int, int]]) -> str:
     path = swarm.folder / "plan.json"
     path.write_text(json.dumps({"schema": "hetpeer.plan/1", "pipelines": rows}))
     return str(path)
+
+
+async def test_one_that_is_not_in_the_plan_is_a_backup(swarm: Swarm) -> None:
+    """It comes while the others work, keeps a place and fetches behind them; nothing waits for it."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
+    swarm.run = resign(swarm.run, training=training)
+    given = plan_file(swarm, [("attic", 0, 5), ("shed", 5, 6)])
+    await swarm.bootstrap("--plan", given, together=2)
+    for one in [swarm.volunteer("attic"), swarm.volunteer("shed")]:
+        await one.says("you are contributing")
+    guest = swarm.volunteer("guest")
+    await guest.says("backup for block")
+    (backups,) = swarm.records("backups")
+    assert len(backups["peers"]) == 1
+    await swarm.committed(swarm.version + 2)
+    assert len(History.of(swarm.records()).contributors) == 2
+    swarm.exact_so_far()
 
 
 async def test_named_volunteers_are_seated_as_planned_though_one_is_absent(swarm: Swarm) -> None:

@@ -210,8 +210,8 @@ class Coordinator:
             self.machine.barrier.awaits_no_more(peer, now)
         return [*effects, *self.handshake.welcome(peer, hello, now)]
 
-    def _claim(self, volunteer: VolunteerState, message: m.Claim, _now: float) -> list[Effect]:
-        return self.handshake.claim(volunteer, message)
+    def _claim(self, volunteer: VolunteerState, message: m.Claim, now: float) -> list[Effect]:
+        return self.handshake.claim(volunteer, message, now)
 
     def _prepared(self, volunteer: VolunteerState, message: m.Prepared, now: float) -> list[Effect]:
         """Note that `volunteer` has loaded its graphs; if it was ready, it has lost its state."""

@@ -61,7 +61,7 @@ class Handshake:
         )
         return [Send(peer, welcome)]
 
-    def claim(self, volunteer: VolunteerState, message: m.Claim) -> list[Effect]:
+    def claim(self, volunteer: VolunteerState, message: m.Claim, now: float) -> list[Effect]:
         """Grant the claimed place, or offer open ones. A volunteer with a place gets no other."""
         if volunteer.place is not None:
             return []
@@ -72,8 +72,9 @@ class Handshake:
         members, config = self._context.members, self._context.config
         backups = members.backups - {volunteer.peer}  # as such it has lost its place
         last = self._context.history.commits.get(self._context.history.version - 1, {})
-        if volunteer.planned is None and is_spared(
-            members, volunteer, config.asks, last.get("seconds"), config.placement
+        if self._seats.spares(volunteer, now) or (
+            volunteer.planned is None
+            and is_spared(members, volunteer, config.asks, last.get("seconds"), config.placement)
         ):
             backups |= {volunteer.peer}
         noted = [] if backups == members.backups else note_backups(self._context, backups)

@@ -80,6 +80,18 @@ class PlannedSeats:
             for held in self._held
         )
 
+    def spares(self, volunteer: VolunteerState, now: float) -> bool:
+        """Whether `volunteer` becomes a backup: it is not in the plan that holds, others have its blocks."""
+        if volunteer.planned is not None or not self.holds(now):
+            return False
+        members = self._members
+        others = {
+            v.peer: v.place
+            for v in members.volunteers.values()
+            if v is not volunteer and v.place is not None and not v.slow and v.peer not in members.backups
+        }
+        return set(members.uncovered(others)).isdisjoint(range(*(volunteer.place or (0, 0))))
+
     def excuse(self, pause_s: float) -> None:
         """The coordinator did not run for `pause_s` seconds: seats are kept longer by that."""
         for held in self._held:

@@ -253,14 +253,22 @@ def _arrangement(
 
 
 def to_seats(seats: PlannedSeats, members: Membership) -> Arrangement | None:
-    """Move volunteers to their seats in the plan that is in force; None if nobody can move there now."""
-    moves = seats.moves()
-    if seats.plan is None or not moves:
+    """Move volunteers to their seats in the plan that is in force, and make those without one backups.
+
+    None if all is so already, or cannot be so now. Nobody becomes a backup before those that have a seat hold
+    all blocks.
+    """
+    if seats.plan is None:
         return None
-    taken = {**Seating.of(members).seats, **moves}
+    moves, present = seats.moves(), Seating.of(members)
+    taken = {**present.seats, **moves}
+    spared = frozenset(peer for peer in taken if members.volunteers[peer].planned is None)
+    if members.uncovered({peer: place for peer, (_, place) in taken.items() if peer not in spared}):
+        spared = present.backups & spared
+    if not moves and spared == present.backups:
+        return None
     clusters = range(max(cluster for cluster, _ in taken.values()) + 1)
     layouts = [members.layout(cluster) for cluster in clusters]
-    spared = members.backups & taken.keys() - moves.keys()
     found = Arrangement(layouts, taken, backups=spared, plan=seats.plan.id)
     return found if found.fault(members.blocks) is None else replace(found, backups=frozenset())
 

@@ -148,7 +148,7 @@ class PlanProposer:
             if timing.is_due(seating, time.monotonic(), core.done) and (
                 seated := to_seats(core.seats, core.members)
             ):
-                _log.warning("volunteers move to their places in the plan")
+                _log.warning("volunteers take their places in the plan; those without one become backups")
                 service.arrange(seated)
             return
         runs = seating.holds_all(len(self._manifest.blocks))

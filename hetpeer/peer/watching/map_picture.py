@@ -13,10 +13,12 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from hetpeer.dht.base.errors import escaped, short_id
+from hetpeer.dht.discovery import BACKUP
 from hetpeer.peer.limits.amounts import counted, mbit_text
 from hetpeer.peer.watching.svg_shapes import FAINT, INK, PAPER, document, rect, short, text
 from hetpeer.peer.watching.swarm_map import Floats, completed, positions, spread, turned_like
 from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
+from hetpeer.stages.planning.network_coordinates import Coordinate
 
 MOST = 256
 """Peers that are drawn."""
@@ -26,6 +28,8 @@ LABEL, LETTER, LINE_HEIGHT = 16, 6.4, 13
 HERE, AWAY, RELIABLE, OWN = "#2f7d6d", "#ffffff", "#3b5b92", "#24292f"
 HALO = f' paint-order="stroke" stroke="{PAPER}" stroke-width="3"'
 """Attributes of names, which lines pass behind."""
+DOT = 0.45
+"""Radius of a backup's dot, as a share of its disc's."""
 FASTEST = 1.25e10
 """Bytes/s beyond which a measured rate is no true figure."""
 MBIT = 1e6 / 8
@@ -75,7 +79,7 @@ def drawn_map(
     """The map of a swarm. `you`: the peer that is marked; `before`: `points` of the last map."""
     rows = _chosen(status.peers, you)
     lines, times = _lines(rows)
-    latency = completed(times)
+    latency = completed(np.where(np.isfinite(times), times, _by_coordinates(rows)))
     points = positions(latency)
     if before:
         known = [(number, before[row.peer]) for number, row in enumerate(rows) if row.peer in before]
@@ -113,6 +117,16 @@ def _lines(rows: Sequence[PeerRow]) -> tuple[list[_Line], Floats]:
             true = 0 < link.bytes_per_second <= FASTEST
             rates.setdefault(pair, []).extend([link.bytes_per_second] if true else [])
     return [_Line(*pair, min(known, default=0.0)) for pair, known in sorted(rates.items())], times
+
+
+def _by_coordinates(rows: Sequence[PeerRow]) -> Floats:
+    """One-way seconds of all pairs by their network coordinates; NaN where one of them has none."""
+    known = [Coordinate.of(row.coordinate) for row in rows]
+    none = (math.nan,) * 3
+    at = np.array([none if one is None else one.at for one in known]).reshape(-1, 3)
+    height = np.array([math.nan if one is None else one.height for one in known])
+    trips = np.linalg.norm(at[:, None] - at[None], axis=2) + height[:, None] + height[None]
+    return np.asarray(trips / 2)
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +206,9 @@ def _drawn_line(line: _Line, rows: Sequence[PeerRow], placed: Floats, thin: floa
 
 
 def _node(row: PeerRow, at: tuple[float, float], radius: float, *, own: bool) -> str:
-    """A disc for a volunteer, filled if it holds blocks; a square for a reliable peer; a ring for `own`."""
+    """A disc for a volunteer, filled if it holds blocks, with a dot if it is a backup; a square for a
+    reliable peer; a ring for `own`.
+    """
     x, y = at
     hint = f"<title>{escape(f'{_called(row)}: {row.role}, {row.state}')}</title>"
     ring = (
@@ -201,7 +217,9 @@ def _node(row: PeerRow, at: tuple[float, float], radius: float, *, own: bool) ->
     if row.role == "volunteer":
         fill = HERE if row.holds else AWAY
         look = f'r="{radius:.1f}" fill="{fill}" stroke="{HERE}" stroke-width="1.6"'
-        return f'{ring}<circle class="node" cx="{x:.1f}" cy="{y:.1f}" {look}>{hint}</circle>'
+        disc = f'<circle class="node" cx="{x:.1f}" cy="{y:.1f}" {look}>{hint}</circle>'
+        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT * radius:.1f}" fill="{HERE}"/>'
+        return f"{ring}{disc}{dot if row.state == BACKUP else ''}"
     place = f'x="{x - radius:.1f}" y="{y - radius:.1f}" width="{2 * radius:.1f}" height="{2 * radius:.1f}"'
     return f'{ring}<rect class="node" {place} fill="{RELIABLE}" stroke="{RELIABLE}">{hint}</rect>'
 
@@ -244,13 +262,15 @@ def _legend(pixels: float, unnamed: int) -> Iterator[str]:
         yield f'<line x1="{x:.1f}" y1="{top}" x2="{x + 34:.1f}" y2="{top}" {_stroke(kind)}/>'
         yield text(x + 42, top + 4, kind.words, fill=FAINT)
     y = top + 24
-    marks = (("holds blocks", HERE), ("holds none", AWAY))
+    marks = (("holds blocks", HERE), ("holds none", AWAY), ("backup", AWAY))
     for number, (words, fill) in enumerate(marks):
-        x = MARGIN / 2 + 6 + 128 * number
+        x = MARGIN / 2 + 6 + 118 * number
         yield f'<circle cx="{x:.1f}" cy="{y}" r="6" fill="{fill}" stroke="{HERE}" stroke-width="1.6"/>'
+        if words == BACKUP:
+            yield f'<circle cx="{x:.1f}" cy="{y}" r="{6 * DOT:.1f}" fill="{HERE}"/>'
         yield text(x + 14, y + 4, words, fill=FAINT)
-    yield rect(MARGIN / 2 + 250, y - 6, 12, 12, fill=RELIABLE, stroke=RELIABLE, radius=0)
-    yield text(MARGIN / 2 + 270, y + 4, "reliable peer", fill=FAINT)
+    yield rect(MARGIN / 2 + 330, y - 6, 12, 12, fill=RELIABLE, stroke=RELIABLE, radius=0)
+    yield text(MARGIN / 2 + 350, y + 4, "reliable peer", fill=FAINT)
     if unnamed:
         yield text(MARGIN / 2, y + 28, f"{counted(unnamed, 'name')} left out for want of room", fill=FAINT)
     if pixels:

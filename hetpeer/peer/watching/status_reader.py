@@ -291,6 +291,7 @@ def _peer_row(peer: str, advert: Advert, closed: set[str], departures: int | Non
         uplink=advert.uplink,
         downlink=advert.downlink,
         up_s=advert.up_s,
+        coordinate=advert.coordinate,
         departures=departures,
         reach=advert.reach,
         reach_peers=advert.reach_peers,

@@ -40,6 +40,8 @@ class PeerRow:
     """Bytes/s that its line receives."""
     up_s: float
     """Seconds for which it has been there without a break, by its own word; 0: unknown."""
+    coordinate: tuple[int, ...]
+    """Its network coordinate, as its advert has it; empty: unknown."""
     departures: int | None
     """How often it has left the run or was lost, by the log; None: unknown."""
     reach: str

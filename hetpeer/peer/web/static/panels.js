@@ -233,10 +233,11 @@ function busy(row) {
   return share(row.computes) + (waits >= 0.05 ? `, ${share(waits)} waiting for ${what}` : "");
 }
 
-/** `0–4`, and whether it has their current state. */
+/** `0–4`, and whether it holds them, is a backup there, or is not ready yet. */
 function place(row) {
   if (!row.blocks) return "";
-  return row.role === "volunteer" && !row.holds ? `${range(row.blocks)}, not ready` : range(row.blocks);
+  if (row.role !== "volunteer") return range(row.blocks);
+  return `${range(row.blocks)}, ${row.holds ? "holder" : row.state === "backup" ? "backup" : "not ready"}`;
 }
 
 /** Memory that a peer offers; empty while it is unknown. */
