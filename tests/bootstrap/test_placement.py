@@ -17,6 +17,7 @@ from hetpeer.bootstrap.state.placement_policies import is_spared, ranked
 from hetpeer.bootstrap.state.step_time_placement import MOST
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
+from hetpeer.stages.planning.network_coordinates import Coordinate
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, StepDemand
 from tests.bootstrap.court import Court
@@ -351,3 +352,37 @@ def test_nobody_is_spared_while_a_block_has_less_than_two_volunteers():
 
 def test_nobody_is_spared_where_computing_takes_longest():
     assert not comes(asks([10, 10]), *BESIDE, measured_s=100.0, uplink=MEGA)
+
+
+def test_coordinates_say_on_which_side_of_a_slow_line_a_newcomer_stands():
+    """Half of the pipeline is in each of two towns, and a step waits for the line between them.
+
+    A newcomer that stands beside the first half takes some of that from the second one's first block: the
+    holder before it sends to it at once. One beside the second half does the same from the other side.
+    """
+    here, there = (Coordinate((x, 0.0, 0.0), 2e-3, 0.05) for x in (0.0, 0.2))
+    work = asks([1, 1, 1, 1], crossing=(5.0, 5.0, 5.0))
+    wide = {"uplink": 100 * MEGA, "downlink": 100 * MEGA}
+    slow = {"v02": 10.0, "v03": 10.0}
+    for town, block in ((here, 2), (there, 1)):
+        book = swarm(
+            work,
+            (0, 1.0, wide | {"coordinate": here}),
+            (1, 1.0, wide | {"coordinate": here, "links": slow}),
+            (2, 1.0, wide | {"coordinate": there, "links": {"v01": 10.0, "v00": 10.0}}),
+            (3, 1.0, wide | {"coordinate": there}),
+        )
+        ranks = {p.begin: p.rank for p in ranked(book, newcomer(coordinate=town, **wide), work) if p.open}
+        assert [place for place, rank in ranks.items() if rank == 0] == [block]
+
+
+def test_a_coordinate_is_that_of_the_last_report_and_none_changes_nothing():
+    numbers = Coordinate((0.01, 0.0, 0.0), 2e-3, 0.1).numbers()
+    volunteer = VolunteerState.of("v", m.Hello(run="r", incarnation=1, coordinate=numbers, downlink=5e6), 0.0)
+    assert volunteer.coordinate == Coordinate.of(numbers)
+    assert volunteer.downlink == 5e6
+    for none in ((), (1, 2), (2**30,) * 5):
+        volunteer.moved(none)
+        assert volunteer.coordinate == Coordinate.of(numbers)
+    volunteer.moved((0, 0, 0, 100, 10))
+    assert volunteer.coordinate == Coordinate((0.0, 0.0, 0.0), pytest.approx(1e-3), 0.1)

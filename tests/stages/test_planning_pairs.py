@@ -59,6 +59,12 @@ def test_latency_is_that_of_the_coordinates() -> None:
     assert pairs.latency_error[0, 2] == pytest.approx(math.hypot(0.05, 0.05))
 
 
+def test_of_who_has_no_coordinate_nothing_but_the_usual_is_known() -> None:
+    pairs = pair_lines([*towns(1), LineEnd()], {})
+    assert pairs.latency[0, 2] == pairs.latency[2, 1] == pairs.latency[0, 1] == pytest.approx(0.102)
+    assert pairs.latency_error[0, 2] == UNKNOWN
+
+
 def test_a_way_that_is_slow_for_some_is_slow_for_their_neighbours() -> None:
     """Three lines from town to town carry 5 MB/s; nothing is known of those inside."""
     lines = {pair: MeasuredLine(rate=5e6) for pair in ((0, 4), (1, 5), (6, 2))}

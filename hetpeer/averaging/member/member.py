@@ -119,12 +119,20 @@ class Member:
 
     # ── the control stream ──────────────────────────────────────────────────────────────────────────────────
 
-    def connected(self, uplink: float = 0.0) -> list[Effect]:
-        """Begin a session: say Hello, with the states that we hold; `uplink`: bytes/s, 0 if not measured."""
+    def connected(self, uplink: float = 0.0, coordinate: tuple[int, ...] = ()) -> list[Effect]:
+        """Begin a session: say Hello, with the states that we hold.
+
+        `uplink`: bytes/s, 0 if not measured. `coordinate`: where we are in the network; empty: not known.
+        """
         place = self.place if self.place == self._graphs else None
         known = {"held": self.position.held(), "place": place, "cluster": self.line.cluster}
         self._deferred.clear()  # they were said to the session that is over
-        self.hello = self.hello.model_copy(update={"uplink": uplink or self.hello.uplink})
+        self.hello = self.hello.model_copy(
+            update={
+                "uplink": uplink or self.hello.uplink,
+                "coordinate": coordinate or self.hello.coordinate,
+            }
+        )
         return [Tell(self.hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:

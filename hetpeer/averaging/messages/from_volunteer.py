@@ -16,6 +16,7 @@ from hetpeer.averaging.messages.message_fields import (
     Block,
     BlockVote,
     Contents,
+    CoordinateNumbers,
     Count,
     Event,
     Heartbeat,
@@ -68,6 +69,9 @@ class Hello(Schema):
     """FLOP/s in a product of large matrices, measured everywhere in the same way; 0: unknown."""
     uplink: Speed = 0.0
     """Bytes/s that the volunteer can send, within its limits, as measured before; 0: not known."""
+    downlink: Speed = 0.0
+    """The same of what it can receive."""
+    coordinate: CoordinateNumbers = ()
     place: Range | None = None
     cluster: Count = 0
     """The cluster of the term-view that it was in."""
@@ -274,13 +278,15 @@ class Paced(Schema):
 
     `computing`: seconds of a microbatch at this place; less if the volunteer was given none for some steps
     (peer/transport/link_book.py). `links`: peer → seconds to send the largest bundle uncompressed, at the
-    rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: unknown.
+    rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: unknown. `coordinate`:
+    where it is by now.
     """
 
     kind: Literal["paced"] = "paced"
     computing: Speed
     links: Table[Peer, Speed]
     uplink: Speed = 0.0
+    coordinate: CoordinateNumbers = ()
 
 
 class Shuns(Schema):

@@ -57,6 +57,10 @@ Digest = Annotated[str, Field(max_length=64)]
 MAX_TEXT: Final = 500
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Ids = Many[Id]
+CoordinateNumbers = Annotated[
+    tuple[Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)], ...], Field(max_length=8)
+]
+"""A network coordinate, as in adverts; empty: not known."""
 Peers = Annotated[tuple[Peer, ...], Field(max_length=MOST_NAMED)]
 Range = tuple[Block, Block]
 Event = Annotated[str, Field(max_length=MAX_EVENT, pattern=r"^[^\n]*$")]

@@ -253,6 +253,7 @@ class Coordinator:
     def _paced(self, volunteer: VolunteerState, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
         volunteer.measured(message.uplink)
+        volunteer.moved(message.coordinate)
         return []
 
     def _shuns(self, volunteer: VolunteerState, message: m.Shuns, _now: float) -> list[Effect]:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from hetpeer.averaging.messages import Held, Hello, Place, Range, demand_fields
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand, choose
+from hetpeer.stages.planning.network_coordinates import Coordinate
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 RECENT = 0.3
@@ -66,6 +67,10 @@ class VolunteerState:
     """Smoothed bytes/s that the volunteer can send: by its hello, until it reports what traffic shows; 0:
     unknown.
     """
+    downlink: float = 0.0
+    """Bytes/s that the volunteer can receive, by its hello; 0: unknown."""
+    coordinate: Coordinate | None = None
+    """Where it is in the network, as it last said; None: unknown."""
     uplink_seen: bool = False
     """Whether the uplink is that of traffic."""
     digests: dict[int, str] = field(default_factory=dict)
@@ -90,6 +95,8 @@ class VolunteerState:
             offered=hello.offered,
             name=hello.name,
             uplink=hello.uplink,
+            downlink=hello.downlink,
+            coordinate=Coordinate.of(hello.coordinate),
         )
 
     def homeless(self) -> VolunteerState:
@@ -117,6 +124,10 @@ class VolunteerState:
             self.uplink += RECENT * (uplink - self.uplink)
         elif uplink:
             self.uplink, self.uplink_seen = uplink, True
+
+    def moved(self, numbers: Sequence[int]) -> None:
+        """Take up a reported coordinate; one that is none changes nothing."""
+        self.coordinate = Coordinate.of(numbers) or self.coordinate
 
     def heard(self, now: float) -> None:
         """Note that the volunteer sent a message, or that its stream is back."""

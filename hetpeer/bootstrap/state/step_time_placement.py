@@ -2,8 +2,9 @@
 
 Pure. It uses the step time estimate of live plans (stages/planning/swarms/current_step_time.py). It relies on
 what volunteers claim and decides nothing else: one that lies about its speed gets a place where the run is
-slower. Unknown machines and links count as the median of known ones. Blocks that nobody holds are given to
-such a median machine, so that places can be compared while some are still missing.
+slower. Unknown machines count as the median of known ones, and unknown lines as they are estimated
+(pair_lines.py). Blocks that nobody holds are given to such a median machine, so that places can be compared
+while some are still missing.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from itertools import chain
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Place, Range
 from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policy import PlacementPolicy
+from hetpeer.stages.planning.pair_lines import LineEnd, MeasuredLine, Pair, pair_lines
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s
-from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import holders_at
 
 SAME = 0.05
 """Steps whose times differ by no more than this share of the shorter count as equally long."""
 MORE = 1.25
 """Ratio of gains from which a place needs help more: measurements of equal machines differ by as much."""
-FLOPS, RATES = (1e6, 1e18), (125.0, 125e9)
-"""Range of believed FLOP/s and bytes/s: no claim may overflow the arithmetic."""
+FLOPS = 1e6, 1e18
+"""Range of believed FLOP/s: no claim may overflow the arithmetic."""
 MOST = 64
 """Among more volunteers places are not ranked: it would take too long, and one more changes little."""
 
@@ -148,25 +149,16 @@ class _Swarm:
 
 
 def _devices(volunteers: Sequence[VolunteerState], asks: StepDemand, more: int) -> Devices:
-    """Devices of the volunteers, and `more` median machines."""
+    """Devices of the volunteers, and `more` median machines, with lines as they are estimated."""
     count = len(volunteers) + more
-    measured = _lines(volunteers, asks)
-    said = [
-        max(_believed(v.uplink, RATES), *row) for v, row in zip(volunteers, measured.tolist(), strict=True)
-    ]
-    up = np.array(_filled(said, more, LINE))
-    # a downlink is never taken to be slower than the uplink
-    down = np.maximum(up, np.append(measured.max(axis=0), np.zeros(more)))
-    lines = np.minimum(up[:, None], down[None, :])
-    lines[: len(volunteers), : len(volunteers)] = np.where(
-        measured > 0, measured, lines[: len(volunteers), : len(volunteers)]
-    )
+    ends = [LineEnd(uplink=v.uplink, downlink=v.downlink, coordinate=v.coordinate) for v in volunteers]
+    lines = pair_lines([*ends, *[LineEnd()] * more], _measured(volunteers, asks))
     return Devices(
         flops=np.array(_filled(_flops(volunteers, asks), more, 1.0)),
         memory=np.zeros(count),  # fitting was checked before
-        uplink=up,
-        latency=np.full((count, count), LATENCY_S) * ~np.eye(count, dtype=np.bool_),
-        bandwidth=lines,
+        uplink=lines.up,
+        latency=lines.latency,
+        bandwidth=lines.rate,
     )
 
 
@@ -195,19 +187,20 @@ def _trained(volunteer: VolunteerState, asks: StepDemand) -> float:
     return asks.computed * flops / volunteer.computing if volunteer.computing else 0.0
 
 
-def _lines(volunteers: Sequence[VolunteerState], asks: StepDemand) -> NDArray[np.float64]:
-    """Bytes/s from row to column; 0 where nothing was measured."""
+def _measured(volunteers: Sequence[VolunteerState], asks: StepDemand) -> dict[Pair, MeasuredLine]:
+    """(sender, receiver), by number → the rate of that line, as the sender says."""
     number = {volunteer.peer: n for n, volunteer in enumerate(volunteers)}
-    rates = np.zeros((len(volunteers), len(volunteers)))
-    for volunteer in volunteers:
+    found = {}
+    for sender, volunteer in enumerate(volunteers):
         for peer, seconds in volunteer.links.items():
-            if volunteer.place and peer in number and seconds:
+            if volunteer.place and peer in number and peer != volunteer.peer and seconds:
                 begin, end = volunteer.place
                 there = volunteers[number[peer]].place or (0, 0)
                 boundary = end if there[0] <= end < there[1] else begin
-                rate = _believed(float(asks.crossing[boundary]) / seconds, RATES)
-                rates[number[volunteer.peer], number[peer]] = rate
-    return rates
+                rate = float(asks.crossing[boundary]) / seconds
+                if rate:
+                    found[sender, number[peer]] = MeasuredLine(rate=rate)
+    return found
 
 
 def _believed(amount: float, bounds: tuple[float, float]) -> float:

@@ -178,14 +178,22 @@ async def _live(
     """One life of a volunteer with a running worker. Returns the end of the run, or None."""
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(
-        node, presence.home, files, compute, offer, presence.credentials, presence.evidence, presence.trace
+        node,
+        presence.home,
+        files,
+        compute,
+        offer,
+        presence.credentials,
+        presence.evidence,
+        presence.trace,
+        lambda: presence.coordinate.numbers,
     )
     freeze_memory()
     name, memory = files.run.manifest.name, memory_text(offer.memory)
     _log.info("run %s: computes on %s, offers %s", name, device_name, memory)
     member = volunteer.member
     daemon.follow(lambda: doing(member.phase, in_touch=volunteer.session.is_up, spared=member.is_spared))
-    ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
+    ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted, lambda: presence.coordinate.known)
     beside = [
         presence.serve(volunteer.state),
         publish_forever(

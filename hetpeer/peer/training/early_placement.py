@@ -21,8 +21,10 @@ from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import BACKUP, Advert, Roster
 from hetpeer.peer.limits.amounts import blocks_text
+from hetpeer.peer.planning.advert_lines import uplink_of
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.training.volunteer_figures import Offer
+from hetpeer.stages.planning.network_coordinates import Coordinate
 
 SILENCE_S = 3.0
 """Seconds of silence after which a coordinator is taken for absent."""
@@ -32,8 +34,13 @@ FLOAT_BYTES = 4
 _log = logging.getLogger(__name__)
 
 
-def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) -> tuple[Place, ...]:
-    """The places that a coordinator would offer a machine like `offer` if the adverts were all there is."""
+def places_seen(
+    run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer, at: Coordinate | None = None
+) -> tuple[Place, ...]:
+    """The places that a coordinator would offer a machine like `offer` if the adverts were all there is.
+
+    `at`: where that machine is in the network; None: unknown.
+    """
     config = coordinator_config(run)
     members = Membership(config.layouts, config.costs)
     for peer, advert in sorted(adverts.items()):
@@ -49,6 +56,8 @@ def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) 
         product_flops=offer.flops_per_second,
         offered=offer.memory,
         uplink=offer.uplink,
+        downlink=offer.downlink,
+        coordinate=at,
     )
     return ranked(members, newcomer, config.asks)
 
@@ -62,7 +71,9 @@ def _holder(peer: str, advert: Advert) -> VolunteerState:
         flops_per_second=advert.flops_per_second,
         product_flops=advert.product_flops,
         computing=advert.forward_s + advert.backward_s,
-        uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0),
+        uplink=uplink_of(advert),
+        downlink=advert.downlink,
+        coordinate=Coordinate.of(advert.coordinate),
     )
 
 
@@ -83,19 +94,23 @@ def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
 
 
 async def prepare_ahead(
-    roster: Roster, files: RunFiles, offer: Offer, admitted: Callable[[], bool]
+    roster: Roster,
+    files: RunFiles,
+    offer: Offer,
+    admitted: Callable[[], bool],
+    at: Callable[[], Coordinate | None] = lambda: None,
 ) -> Place | None:
     """Fetch the files of the place that the coordinator is likely to give us, after SILENCE_S without it.
 
-    Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises
-    `LocalError` HP-FIT-001 if nothing fits.
+    `at`: where we are in the network. Returns that place, or None as soon as `admitted()`. Files come from
+    the peers in the roster. Raises `LocalError` HP-FIT-001 if nothing fits.
     """
     await asyncio.sleep(SILENCE_S)
     while not admitted():
         try:
             adverts = await roster.read()
             files.meet(adverts)
-            place = choose_place(places_seen(files.run, adverts, offer), offer.memory)
+            place = choose_place(places_seen(files.run, adverts, offer, at()), offer.memory)
             for block in range(place.begin, place.end):
                 await files.graph(block)
                 await files.buffers(block)

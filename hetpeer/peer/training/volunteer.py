@@ -77,12 +77,15 @@ class Volunteer:
         credentials: Credentials,
         evidence: EvidenceLog,
         trace: Trace,
+        coordinate: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
+        """`coordinate`: where we are in the network, as adverts say it."""
         self._node = node
         self._home = home
         self._files = files
         self._compute = compute
         self._evidence = evidence
+        self._coordinate = coordinate
         self._trace = trace
         self._begun: dict[int, float] = {}
         """Step → when it began here, for the trace; a step may begin while the one before is applied."""
@@ -98,6 +101,7 @@ class Volunteer:
             flops_per_second=offer.flops_per_second,
             product_flops=offer.flops_per_second,
             uplink=offer.uplink,
+            downlink=offer.downlink,
             voucher=credentials.voucher,
             work=credentials.work,
         )
@@ -106,7 +110,7 @@ class Volunteer:
         self.session = ControlSession(
             node,
             files.membership_config,
-            lambda: self.perform(self.member.connected(self.links.reducing.rate)),
+            lambda: self.perform(self.member.connected(self.links.reducing.rate, coordinate())),
             self._received,
             evidence.after,
             files.look_for_amendment,
@@ -296,7 +300,7 @@ class Volunteer:
                 self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
                 if not effect.step.group:  # an averaging is nobody's work
                     self.figures.credited += self._credited(effect.covers)
-                    self.session.tell(self.links.paced())
+                    self.session.tell(self.links.paced(self._coordinate()))
             case e.EndStep(step):
                 self._steps.end(step)
             case e.Leave(why):

@@ -206,14 +206,14 @@ class LinkBook:
         self.raw_bytes += raw
         self.sent_bytes += nbytes
 
-    def paced(self) -> m.Paced:
-        """The `Paced` message of a step."""
+    def paced(self, coordinate: tuple[int, ...] = ()) -> m.Paced:
+        """The `Paced` message of a step, of one that is at that network coordinate."""
         done = sum(self.done[what] for what in WORK)
         computing = self._claim.say(done, self.computing)
         if self._claim.idle:
             self._past.update(WORK)
         known = {peer: min(link.seconds, m.FASTEST) for peer, link in self.links.items() if link.rate}
-        return m.Paced(computing=computing, links=known, uplink=self.reducing.rate)
+        return m.Paced(computing=computing, links=known, uplink=self.reducing.rate, coordinate=coordinate)
 
     def keep_only(self, peers: frozenset[str]) -> None:
         """Forget peers that have left."""

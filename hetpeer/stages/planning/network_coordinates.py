@@ -122,8 +122,13 @@ class OwnCoordinate:
         return self._begun
 
     @property
+    def known(self) -> Coordinate | None:
+        """The coordinate; None as long as it says nothing."""
+        return self.coordinate if self._begun else None
+
+    @property
     def numbers(self) -> tuple[int, ...]:
-        """What an advert says of it: nothing as long as nothing is known."""
+        """The numbers of an advert; none as long as they say nothing."""
         return self.coordinate.numbers() if self._begun else ()
 
     @property

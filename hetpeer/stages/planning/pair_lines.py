@@ -1,6 +1,7 @@
 """Latency and rate of the line between any two peers, each with an error, from what few measured. Pure.
 
-Latency: half of a measured round trip, or else of the distance of the two coordinates.
+Latency: half of a measured round trip, or else of the distance of the two coordinates; where one has none, as
+between the others.
 Rate: what was measured, or else what the uplink of the one and the downlink of the other allow, and no more
 than lines like it carry: those between ends that are near its ends, or that are as long. They count by a
 weighted median, one vote each, with a vote that nothing but the ends limits it; so no single claim decides.
@@ -16,7 +17,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.stages.planning.network_coordinates import LEAST_S, Coordinate
+from hetpeer.stages.planning.network_coordinates import LEAST_S, LONGEST_S, Coordinate
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE
 
 Floats = NDArray[np.float64]
@@ -107,7 +108,7 @@ def pair_lines(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> P
     rates = {pair: believed(line.rate) for pair, line in lines.items() if line.rate}
     latency, latency_error = _latencies(ends, lines)
     up, down = _claims(ends, rates)
-    evidence = _Evidence(ends, latency, rates) if rates else None
+    evidence = _Evidence(ends, np.where(latency_error < UNKNOWN, latency, np.nan), rates) if rates else None
     if evidence is not None:
         up, down = _contradicted(evidence, up, down)
     wide = np.array([end.wide for end in ends], dtype=np.bool_)
@@ -133,7 +134,7 @@ def pair_lines(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> P
 def _latencies(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> tuple[Floats, Floats]:
     """(seconds one way, error) of all pairs."""
     count, known = len(ends), [number for number, end in enumerate(ends) if end.coordinate is not None]
-    trips = {pair: line.trip_s for pair, line in lines.items() if line.trip_s}
+    trips = {pair: min(line.trip_s, LONGEST_S) for pair, line in lines.items() if line.trip_s}
     usual = median(trips.values()) if trips else 2 * LATENCY_S
     trip, error = np.full((count, count), usual), np.full((count, count), UNKNOWN)
     if known:
@@ -142,7 +143,10 @@ def _latencies(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> t
         own = np.array([c.error for c in points])
         there = np.ix_(known, known)
         apart = np.linalg.norm(at[:, None] - at[None, :], axis=2)
-        trip[there] = np.maximum(apart + height[:, None] + height[None, :], LEAST_S)
+        far = np.maximum(apart + height[:, None] + height[None, :], LEAST_S)
+        if not trips and len(known) > 1:
+            trip[:] = np.median(far[np.triu_indices(len(known), 1)])
+        trip[there] = far
         error[there] = np.minimum(np.hypot(own[:, None], own[None, :]), UNKNOWN)
     for (sender, to), trip_s in trips.items():
         trip[sender, to], error[sender, to] = trip_s, MEASURED
@@ -195,6 +199,7 @@ class _Evidence:
     """Measured lines, and how near to any pair they are."""
 
     def __init__(self, ends: Sequence[LineEnd], latency: Floats, rates: Mapping[Pair, float]) -> None:
+        """`latency`: seconds one way, (N, N); NaN: nobody knows."""
         chosen = sorted(rates)[:: len(rates) // MOST_LINES + 1]
         self.senders, self.receivers = (np.array(side) for side in zip(*chosen, strict=True))
         self.rates = np.array([rates[pair] for pair in chosen])
@@ -240,7 +245,8 @@ class _Evidence:
         back = self._apart[np.ix_(senders, self.receivers)] + self._apart[np.ix_(receivers, self.senders)]
         longer = np.abs(np.log(trip / self._trip[self.senders, self.receivers][None, :]))
         distance = np.minimum(np.minimum(ways / trip, BACK + back / trip), APART) + longer
-        weights: Floats = (CLOSE + distance) ** -SHARP
+        # lines of unknown length are like no other
+        weights: Floats = (CLOSE + np.nan_to_num(distance, nan=np.inf)) ** -SHARP
         return weights
 
     def _median(self, weights: Floats, by_lines: Floats, by_ends: Floats) -> Floats:
@@ -249,7 +255,7 @@ class _Evidence:
         order = np.argsort(way)
         votes = np.cumsum(weights[:, order], axis=1)
         half = (votes[:, -1:] + NO_LIMIT) / 2
-        place = (votes < half).sum(axis=1)  # beyond the last: no limit
+        place = (votes <= half).sum(axis=1)  # beyond the last: no limit
         limits = np.append(way[order], np.inf)[place]
         least: Floats = np.minimum(by_ends, limits)
         return least
