@@ -1,20 +1,24 @@
 """Backups are arranged, die, and step in for holders that die, in each phase of a step."""
 
 from dataclasses import replace
+from itertools import islice, starmap
+from unittest.mock import patch
 
 import pytest
 
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from tests.amounts import mostly_proof
-from tests.simulation.arrangements import PROMISE
+from tests.simulation.arrangements import PROMISE, Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
-from tests.simulation.histories import LAYOUTS
+from tests.simulation.histories import LAYOUTS, shape, simulate
 from tests.simulation.lying_swarms import BLOCKS, said
 
 HALVES = LAYOUTS[1][0]
+LETS_IN = StepBarrier.lets_in
 CONFIG = HistoryConfig(volunteers=4, layouts=LAYOUTS[1], steps=16, checkpoint_every=10, fetch_s=(0.01, 0.05))
 LONG = replace(CONFIG, microbatches=12)
 """Steps are long beside a fetch, so backups have the version of the step that runs."""
@@ -130,3 +134,60 @@ def test_the_next_coordinator_knows_the_backups(seed) -> None:
     assert len(said(swarm, "reign")) == 2
     assert not steps_in(swarm)
     assert again(swarm) == 0
+
+
+class Mortality:
+    """Kills one or two volunteers of `swarm` every few seconds, and at times the coordinator."""
+
+    def __init__(self, swarm: CheckedSwarm) -> None:
+        self._swarm = swarm
+        swarm.world.after(8.0, self._strike)
+
+    def _strike(self) -> None:
+        swarm, random = self._swarm, self._swarm.world.random
+        alive = [v for v in swarm.volunteers.values() if v.alive]
+        if swarm.completed is not None or not alive:
+            return
+        for victim in random.sample(alive, min(len(alive), random.choice((1, 1, 2)))):
+            victim.kill()
+            swarm.world.after(random.choice((0.5, 4.0, 12.0)), victim.start)
+        if random.random() < 0.1:
+            swarm.crash_coordinator(random.uniform(0.5, 15.0))
+        swarm.world.after(random.uniform(2.0, 14.0), self._strike)
+
+
+@pytest.mark.parametrize("seeds", mostly_proof((range(3), range(3, 60)), (range(3),)))
+def test_histories_in_which_holders_and_backups_die_keep_every_invariant(seeds: range) -> None:
+    """Every few seconds others become backups, and somebody dies; some of them step in."""
+    stepped = []
+    for seed in seeds:
+        config = replace(shape(seed), volunteers=7, steps=30)
+        swarm = CheckedSwarm(seed, config, CheckedSymbols(BLOCKS), Coverage())
+        Arrangements(swarm, seed, 5.0)
+        Mortality(swarm)
+        swarm.run(3000.0)
+        stepped += steps_in(swarm)
+    assert len(stepped) >= len(seeds)
+
+
+def let_in(self: StepBarrier, *args) -> bool:
+    """A backup that is ready is let in as anybody else."""
+    members = self._context.members
+    backups, members.backups = members.backups, frozenset()
+    try:
+        return LETS_IN(self, *args)
+    finally:
+        members.backups = backups
+
+
+def test_a_backup_that_works_is_caught_three_times() -> None:
+    """In random histories, in which volunteers become backups every few seconds."""
+    with patch.object(StepBarrier, "lets_in", let_in):
+        shapes = ((seed, replace(shape(seed), arranged_s=5.0)) for seed in range(20))
+        broken = (one for one in starmap(played_at_random, shapes) if "has backups in its roster" in one)
+        assert len(list(islice(broken, 3))) == 3
+
+
+def played_at_random(seed: int, config: HistoryConfig) -> str:
+    """The invariant that a random history breaks; empty if it breaks none."""
+    return simulate(seed, Coverage(), config=config).violation or ""

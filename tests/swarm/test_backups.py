@@ -10,7 +10,7 @@ import pytest
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
 
-STEPS = 50
+STEPS = 120
 """So many that `status` has looked before the run is over."""
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
