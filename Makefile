@@ -128,6 +128,7 @@ proof-6: setup
 proof-7: setup
 	$(PY) -m benchmarks.optima
 	$(PY) -m benchmarks.grids
+	$(PY) -m benchmarks.kernighan_lin
 	$(PY) -m benchmarks.growth
 	$(PY) -m benchmarks.testbeds
 	$(PY) -m benchmarks.prediction --volunteers 5 6

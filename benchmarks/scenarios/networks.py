@@ -31,6 +31,7 @@ BEST: Mapping[str, float] = MappingProxyType(
 )
 """Least known cost of DT-FM's cases, in seconds; all but the last are proven."""
 KINDS = ("last miles", "cities", "random")
+FIVE_KINDS = (*KINDS, "wide", "jittered")
 
 _FILE = Path(__file__).with_name("dtfm.npz")
 
@@ -44,9 +45,9 @@ def dt_fm(case: str) -> DeviceNetwork:
 
 
 def uneven(kind: str, seed: int, devices: int = STAGES * REPLICAS) -> DeviceNetwork:
-    """One of KINDS. Directed: up is not down."""
-    random = np.random.default_rng([seed, KINDS.index(kind)])
-    make = {"last miles": _last_miles, "cities": _cities, "random": _random}[kind]
+    """One of FIVE_KINDS. Directed, but for "wide": up is not down."""
+    random = np.random.default_rng([seed, FIVE_KINDS.index(kind)])
+    make = dict(zip(FIVE_KINDS, (_last_miles, _cities, _random, _wide, _jittered), strict=True))[kind]
     latency_ms, gbit_s = make(random, devices)
     np.fill_diagonal(latency_ms, 0.0)
     return DeviceNetwork(latency_ms / 1e3, gbit_s)
@@ -110,3 +111,18 @@ def _cities(random: np.random.Generator, devices: int, count: int = 10) -> tuple
 def _random(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """No structure at all."""
     return random.uniform(1.0, 200.0, (devices, devices)), random.uniform(0.1, 10.0, (devices, devices))
+
+
+def _wide(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """No structure, and bandwidths that differ a hundredfold: log-uniform. Alike both ways."""
+    latency = random.uniform(1.0, 250.0, (devices, devices))
+    bandwidth = 10.0 ** random.uniform(-1.0, 1.0, (devices, devices))
+    upper = np.triu(np.ones((devices, devices), dtype=np.bool_), 1)
+    return np.where(upper, latency, latency.T), np.where(upper, bandwidth, bandwidth.T)
+
+
+def _jittered(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """DT-FM's worldwide network, each direction of each pair with jitter of its own."""
+    network = dt_fm("worldwide")
+    jitter = np.exp(random.normal(0.0, 0.3, (2, devices, devices)))
+    return 1e3 * network.latency_s * jitter[0], network.bandwidth_gbit_s * jitter[1]

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scenarios.networks import BEST, REPLICAS, STAGES, dt_fm, regions
+from benchmarks.baselines.dtfm import DtFm, Moves
+from benchmarks.scenarios.networks import BEST, REPLICAS, STAGES, dt_fm, regions, uneven
 from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.swarm.device_plans import GridQuestion, plan_grid
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids import group_path
+from hetpeer.stages.planning.grids.exchange_chains import ExchangeChains
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.grid_search import search
 from hetpeer.stages.planning.grids.group_path import EXACT_SIZE, bottlenecks, bounds, matched
@@ -107,6 +109,18 @@ def test_paths(count, seed):
     assert sorted(found) == list(range(count))
     by_hand = min(group_path.length_of(distances, order) for order in itertools.permutations(range(count)))
     assert math.isclose(group_path.length_of(distances, found), by_hand, rel_tol=1e-12, abs_tol=1e-12)
+
+
+def test_many_paths_at_once_are_those_of_each():
+    half = np.random.default_rng(0).uniform(0, 1, (20, 6, 6))
+    distances = half + half.transpose(0, 2, 1)
+    found = group_path.shortest_paths(distances)
+    assert [tuple(order) for order in found] == [group_path.shortest_path(one) for one in distances]
+
+
+def test_more_matchings_than_the_cache_holds_are_those_of_each():
+    costs = np.random.default_rng(0).uniform(0, 1, (4, 4, 2 * group_path.CACHED + 3))
+    assert bottlenecks(costs).tolist() == [matched(one)[0] for one in np.moveaxis(costs, 2, 0)]
 
 
 def test_long_paths_are_nearly_as_short():
@@ -342,3 +356,42 @@ def test_bad_matrices_are_refused_by_name(tmp_path, given_, why):
     with pytest.raises(LocalError) as refused:
         plan_grid(question(tmp_path, given_), as_json=True)
     assert why in refused.value.line()
+
+
+def test_no_exchange_helps_after_a_descent():
+    prices = Prices(network(12, 3), TRAFFIC, 3)
+    random = np.random.default_rng(0)
+    members = np.stack([random.permutation(12).reshape(4, 3) for _ in range(2)])
+    chains = ExchangeChains(prices, members, lambda: True)
+    for weights, groups in zip(
+        (prices.reducing, prices.passing - prices.reducing), chains.members, strict=True
+    ):
+
+        def total(flat, weights=weights):
+            return sum(weights[np.ix_(group, group)].sum() for group in np.reshape(flat, (4, 3)))
+
+        for one, other in itertools.combinations(range(12), 2):
+            flat = groups.ravel().copy()
+            flat[[one, other]] = flat[[other, one]]
+            assert total(flat) >= total(groups) - 1e-9
+
+
+def test_chains_only_get_better_and_keep_all_devices():
+    prices = Prices(network(12, 4), TRAFFIC, 3)
+    random = np.random.default_rng(0)
+    members = np.stack([random.permutation(12).reshape(4, 3) for _ in range(4)])
+    chains = ExchangeChains(prices, members, lambda: True)
+    before = chains.best[0]
+    assert chains.kick(random, 30, lambda: True) == 120
+    cost, groups = chains.best
+    assert cost < before  # in thirty kicks of four grids there is one that pays
+    assert cost == pytest.approx(cost_of(prices, groups).total_s)
+    assert sorted(groups.ravel().tolist()) == list(range(12))
+
+
+def test_networks_without_structure_are_solved_as_well_as_by_kernighan_lin():
+    prices = Prices(uneven("wide", 0), DT_FM_TRAFFIC, REPLICAS)
+    theirs = DtFm(prices, STAGES, REPLICAS, 0, Moves.KERNIGHAN_LIN_CODE).run(offspring=600)
+    left = iter(range(2500))
+    ours = search(prices, STAGES, REPLICAS, 0, lambda: next(left, None) is not None)
+    assert ours.best.total_s < theirs

@@ -1,8 +1,10 @@
 """The search for the best grid: any time, seeded. Pure except for `on`, which says when to stop.
 
 First every beginning as it is; then annealing from the best of them, round after round, each twice as long as
-the last and some of them hotter. All of it depends on the seed alone: more time goes further on the same
-path.
+the last and some of them hotter. After the first round chains of exchanges from random grids show whether the
+network has structure. Where they are better than annealing from chains of neighbours, it has none, and all
+time goes to tries: chains of exchanges, then annealing. All of it depends on the seed alone: more time goes
+further on the same path.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import numpy as np
 
 from hetpeer.stages.planning.device_clusters import by_halves, chain, together
 from hetpeer.stages.planning.grids import group_path
+from hetpeer.stages.planning.grids.exchange_chains import ExchangeChains
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.group_path import EXACT_SIZE, Ints
 from hetpeer.stages.planning.grids.pipeline_rows import widely
-from hetpeer.stages.planning.grids.population import GridPopulation, anneal, best_of
+from hetpeer.stages.planning.grids.population import Annealed, GridPopulation, anneal, best_of
 
 STARTS = 4
 """Devices at which chains begin."""
@@ -27,6 +30,10 @@ STEPS = 500
 """Steps of the first round."""
 HOT = (0.005, 0.02, 0.01)
 """First temperatures, round by round."""
+TRIED, KICKS = 16, 50
+"""Chains of a try, and kicks of each: they take half as long as STEPS steps of annealing."""
+MIXED = 4
+"""One of so many tries begins with what the others have found."""
 CLOSE = 1 + 1e-12
 
 
@@ -54,15 +61,53 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
     sorted_members = population.members[np.argsort(population.costs, kind="stable")]
     best, found = best_of(population)
     evaluations, round_ = len(population), 0
+    bare, tries = False, _Tries(prices, stages, replicas)
     while on() and best > bound:
-        start = _starts(sorted_members, found, random)
-        steps = STEPS << round_ // len(HOT)
-        one = anneal(prices, start, random, steps, HOT[round_ % len(HOT)], on)
+        if bare:
+            one = tries.anneal(random, on)
+        else:
+            start = _starts(sorted_members, found, random)
+            steps = STEPS << round_ // len(HOT)
+            one = anneal(prices, start, random, steps, HOT[round_ % len(HOT)], on)
         evaluations += one.evaluations
         if one.cost < best:
             best, found = one.cost, one.members
+        if not round_ and stages <= group_path.EXACT and on():
+            chains = tries.kicked(random, on)
+            evaluations += KICKS * TRIED
+            bare = chains.best[0] < best
         round_ += 1
     return GridSearchResult(cost_of(prices, found), evaluations)
+
+
+class _Tries:
+    """Tries for networks without structure: chains of exchanges from random grids, then annealing.
+
+    Each try is independent of the others, but every fourth begins with what the others have found.
+    """
+
+    def __init__(self, prices: Prices, stages: int, replicas: int) -> None:
+        self._prices, self._shape = prices, (stages, replicas)
+        self._found: list[Annealed] = []
+
+    def kicked(self, random: np.random.Generator, on: Callable[[], bool]) -> ExchangeChains:
+        """Chains from random grids, or, if enough is found, from that."""
+        count = self._shape[0] * self._shape[1]
+        members = [random.permutation(count).reshape(self._shape) for _ in range(TRIED)]
+        if len(self._found) % MIXED == MIXED - 1:
+            known = sorted(self._found, key=lambda one: one.cost)[: TRIED // 2]
+            members[: len(known)] = [one.members for one in known]
+        chains = ExchangeChains(self._prices, np.array(members, dtype=np.intp), on)
+        chains.kick(random, KICKS, on)
+        return chains
+
+    def anneal(self, random: np.random.Generator, on: Callable[[], bool]) -> Annealed:
+        """One try."""
+        chains = self.kicked(random, on)
+        members = chains.members[np.arange(WIDTH) % TRIED]
+        one = anneal(self._prices, members, random, STEPS, max(HOT), on)
+        self._found.append(one)
+        return one._replace(evaluations=one.evaluations + KICKS * TRIED)
 
 
 def _starts(sorted_members: Ints, found: Ints, random: np.random.Generator) -> Ints:

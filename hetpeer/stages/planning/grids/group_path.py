@@ -27,6 +27,10 @@ Ints = NDArray[np.intp]
 EXACT_SIZE = 9
 """Largest groups matched exactly in bulk, by all 2^R subsets. pipeline_rows.py searches larger ones."""
 
+CACHED = 112
+"""Matchings solved together: tables of more than these leave the processor's cache (and take four times as
+long each)."""
+
 
 def bottlenecks(costs: Floats) -> Floats:
     """The least possible maximum of a perfect matching, for each of B cost matrices.
@@ -34,6 +38,10 @@ def bottlenecks(costs: Floats) -> Floats:
     (R, R, B) → B, R ≤ EXACT_SIZE. The first r rows matched to the columns of a subset: best[subset] = min
     over its columns j of max(best[subset - j], cost[r, j]).
     """
+    count = costs.shape[2]
+    if count > CACHED:
+        pieces = [costs[:, :, first : first + CACHED] for first in range(0, count, CACHED)]
+        return np.concatenate([bottlenecks(np.ascontiguousarray(piece)) for piece in pieces])
     size = costs.shape[0]
     best = np.full((1, costs.shape[2]), -np.inf)
     for row in range(size):
@@ -91,7 +99,9 @@ def shortest_path(distances: Floats, beginnings: int = BEGINNINGS) -> tuple[int,
     count = len(distances)
     if count < 3:
         return tuple(range(count))
-    return _exact(distances) if count <= EXACT else _local(distances, beginnings)
+    if count > EXACT:
+        return _local(distances, beginnings)
+    return tuple(int(place) for place in shortest_paths(distances[None])[0])
 
 
 def length_of(distances: Floats, order: tuple[int, ...]) -> float:
@@ -99,22 +109,26 @@ def length_of(distances: Floats, order: tuple[int, ...]) -> float:
     return float(sum(distances[a, b] for a, b in pairwise(order)))
 
 
-def _exact(distances: Floats) -> tuple[int, ...]:
-    """best[subset, last]: the shortest path through a subset that ends at `last`; a size at a time."""
-    count = len(distances)
-    best = np.zeros((count, 1))
-    """Subsets of one group, which is the last: (subsets, place of the last in the subset)."""
+def shortest_paths(distances: Floats) -> Ints:
+    """The orders of K ≤ EXACT groups with the shortest paths, for each of B grids: (B, K, K) → (B, K).
+
+    Held and Karp: best[subset, last] is the shortest path through a subset that ends at `last`; a size at a
+    time.
+    """
+    grids, count = distances.shape[:2]
+    flat = np.ascontiguousarray(distances.reshape(grids, -1).T)
+    best = np.zeros((count, 1, grids))
+    """Subsets of one group, which is the last: (subsets, place of the last in the subset, grid)."""
     choices: list[Ints] = []
     for size in range(2, count + 1):
         subsets, smaller, places = _subsets(count, size)
-        # (subset, last, one before): without the last, the length to the one before, and the hop
-        before = best[smaller[:, :, None], np.arange(size - 1)[None, None, :]]
-        hop = distances[subsets[:, :, None], places]
-        lengths = before + hop
+        # (subset, last, one before, grid): without the last, the length to the one before, and the hop
+        lengths = best[smaller[:, :, None], np.arange(size - 1)]
+        lengths += flat[subsets[:, :, None] * count + places]
         choices.append(lengths.argmin(axis=2))
-        best = np.take_along_axis(lengths, choices[-1][:, :, None], axis=2)[:, :, 0]
-    last = int(best[0].argmin())
-    return _walk(count, choices, last)
+        best = lengths.min(axis=2)
+    last = best[0].argmin(axis=0)
+    return np.array([_walk(count, choices, grid, int(end)) for grid, end in enumerate(last)], dtype=np.intp)
 
 
 @cache
@@ -130,13 +144,13 @@ def _subsets(count: int, size: int) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def _walk(count: int, choices: list[Ints], last: int) -> tuple[int, ...]:
-    """Follow the choices back from the end: the group before the last one of each subset."""
+def _walk(count: int, choices: list[Ints], grid: int, last: int) -> tuple[int, ...]:
+    """Follow the choices of a grid back from the end: the group before the last one of each subset."""
     subset, path = tuple(range(count)), []
     for size in range(count, 1, -1):
         place = _places(count, size)[subset]
         path.append(subset[last])
-        subset, last = subset[:last] + subset[last + 1 :], int(choices[size - 2][place, last])
+        subset, last = subset[:last] + subset[last + 1 :], int(choices[size - 2][place, last, grid])
     return (subset[0], *reversed(path))
 
 

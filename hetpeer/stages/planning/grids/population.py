@@ -88,10 +88,13 @@ class GridPopulation:
             found = self._hops(
                 members[:, one].reshape(-1, self.replicas), members[:, other].reshape(-1, self.replicas)
             )
-            for grid, distance in enumerate(found.reshape(len(members), len(one)), first):
-                distances = np.zeros((self.groups, self.groups))
-                distances[one, other] = distances[other, one] = distance
-                self.members[grid] = self.members[grid][list(group_path.shortest_path(distances, 0))]
+            distances = np.zeros((len(members), self.groups, self.groups))
+            distances[:, one, other] = distances[:, other, one] = found.reshape(len(members), len(one))
+            if self.groups <= group_path.EXACT:
+                orders = group_path.shortest_paths(distances)
+            else:
+                orders = np.array([group_path.shortest_path(distances[0], 0)])
+            self.members[first : first + len(members)] = np.take_along_axis(members, orders[:, :, None], 1)
         self._refresh()
 
     def _refresh(self) -> None:
