@@ -140,21 +140,28 @@ def _words(rows: Sequence[PeerRow], lines: Sequence[_Line], times: Floats, there
         told[0] += f", of {there} peers"
     both = np.fmin(times, times.T)
     pairs = np.argwhere(np.triu(np.isfinite(both), 1))
-    if len(pairs):
-        seconds = both[tuple(pairs.T)]
-        for what, at in (("nearest", int(seconds.argmin())), ("farthest", int(seconds.argmax()))):
-            one, other = pairs[at].tolist()
-            told.append(
-                f"{what}: {_called(rows[one])} and {_called(rows[other])}, {_time(seconds[at])} one way"
-            )
-    if measured := [line for line in lines if line.rate]:
-        for what, line in (
-            ("fastest line", max(measured, key=lambda line: line.rate)),
-            ("slowest line", min(measured, key=lambda line: line.rate)),
-        ):
-            ends = f"{_called(rows[line.one])} and {_called(rows[line.other])}"
-            told.append(f"{what}: {ends}, {mbit_text(line.rate)}")
+    seconds = both[tuple(pairs.T)].tolist()
+    for what, at in _extremes(seconds, "nearest", "farthest", "time"):
+        told.append(f"{what}: {_ends(rows, *pairs[at].tolist())}, {_time(seconds[at])} one way")
+    measured = [line for line in lines if line.rate]
+    for what, at in _extremes([line.rate for line in measured], "slowest line", "fastest line", "line"):
+        line = measured[at]
+        told.append(f"{what}: {_ends(rows, line.one, line.other)}, {mbit_text(line.rate)}")
     return "; ".join(told)
+
+
+def _extremes(amounts: Sequence[float], least: str, most: str, alone: str) -> Iterator[tuple[str, int]]:
+    """(word, index) of the least and the most of `amounts`; `alone` if they are one."""
+    if not amounts:
+        return
+    low, high = int(np.argmin(amounts)), int(np.argmax(amounts))
+    yield (alone if low == high else least), low
+    if low != high:
+        yield most, high
+
+
+def _ends(rows: Sequence[PeerRow], one: int, other: int) -> str:
+    return f"{_called(rows[one])} and {_called(rows[other])}"
 
 
 def _time(seconds: float) -> str:
@@ -200,7 +207,7 @@ def _drawn_line(line: _Line, rows: Sequence[PeerRow], placed: Floats, thin: floa
     """A line with its rate under the pointer; `thin`: factor of its width."""
     (x1, y1), (x2, y2) = placed[line.one], placed[line.other]
     rate = mbit_text(line.rate) if line.rate else "not measured"
-    hint = f"{_called(rows[line.one])} and {_called(rows[line.other])}: {rate}"
+    hint = f"{_ends(rows, line.one, line.other)}: {rate}"
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line class="line" {ends} {_stroke(_kind(line.rate), thin)}><title>{escape(hint)}</title></line>'
 
