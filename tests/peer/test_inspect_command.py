@@ -3,6 +3,7 @@
 import json
 import xml.etree.ElementTree as ET
 
+import networkx as nx
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -139,6 +140,27 @@ def test_a_model_that_is_no_run(tmp_path):
     assert ET.fromstring(picture.read_text()).tag.endswith("svg")
 
 
+def test_the_operator_graph_for_other_programs(tmp_path):
+    file = tmp_path / "graph.graphml"
+    found = json.loads(run_command(MODEL, "--json", "--graph", file))
+    graph = nx.read_graphml(file)
+    assert nx.is_directed_acyclic_graph(graph)
+    assert nx.is_weakly_connected(graph)
+    calls = {name: node for name, node in graph.nodes(data=True) if node["op"] != "input"}
+    inputs = graph.nodes - calls.keys()
+    assert inputs == {name for block in found["blocks"] for name in block["data"]}
+    for number, block in enumerate(found["blocks"]):
+        inside = [node for node in calls.values() if node["block"] == number]
+        assert len(inside) == len(block["operators"])
+        assert sum(node["flops_forward"] for node in inside) == block["flops_forward"]
+        crossing = {
+            name: edge["bytes"]
+            for name, reader, edge in graph.edges(data=True)
+            if name in calls and calls[name]["block"] < number == calls[reader]["block"]
+        }
+        assert crossing.items() <= block["enters"].items()  # the others only pass
+
+
 def test_a_model_with_adapters():
     """Only they are parameters; the memory of what is frozen counts once."""
     sizes = ("--microbatch-size", 3, "--sequence-length", 16, "--stages", 1)
@@ -179,6 +201,8 @@ def test_options_for_the_way_to_compute(tmp_path):
         (["tiny.py:build", "--stages", "0"], "HP-MODEL-005"),
         ([MODEL, "--lora", "rank=4"], "HP-RUN-001"),
         (["tiny.py:build", "--svg", "/nowhere/graph.svg"], "HP-DISK-001"),
+        (["tiny.py:build", "--graph", "/nowhere/graph.graphml"], "HP-DISK-001"),
+        (["tiny.py:build", "--graph", "."], "HP-DISK-001"),
     ],
 )
 def test_bad_input_is_one_line(arguments, code, tmp_path, monkeypatch):

@@ -82,6 +82,10 @@ def inspect(
         int | None, typer.Option(metavar="N", min=0, help="Show the operators of this block.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the graph as a picture.")] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the operator graph as GraphML, for other programs."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a run's settings and the cost of its model.
@@ -112,6 +116,8 @@ def inspect(
         raise typer.BadParameter(f"there are {len(found.costs)} blocks, from 0", param_hint="--block")
     if svg is not None:
         _draw(found, svg)
+    if graph is not None:
+        _write_graph(found, graph)
     if as_json:
         print(json.dumps(document(found)))
     elif plain(sys.stdout):
@@ -129,6 +135,13 @@ def _draw(found: ModelCosts, path: Path) -> None:
     stages = [(stage.begin, stage.end) for stage in found.layouts[0]]
     drawn = picture(found.specs, found.costs, title=found.name, stages=stages)
     atomic_write(path, drawn.encode())
+
+
+def _write_graph(found: ModelCosts, path: Path) -> None:
+    from hetpeer.bootstrap.run.durable_files import atomic_write
+    from hetpeer.peer.watching.operator_graph import graphml
+
+    atomic_write(path, graphml(found.costs).encode())
 
 
 # ── one JSON object ─────────────────────────────────────────────────────────────────────────────────────────
