@@ -2,7 +2,8 @@
 
 The searches begin with such orders. Communities are Louvain's, halves come from divisive clustering. Pairs
 are full matrices, and so is the arithmetic: networkx has Louvain too, but walks over half a million edges of
-a thousand devices one by one.
+a thousand devices one by one, and on each device's nearest alone it finds worse communities
+(benchmarks/networkx_parts.py).
 """
 
 from __future__ import annotations
