@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -30,8 +29,6 @@ SHARE = 0.005
 UNKNOWN_RATE = 125e3
 """Bytes/s of an uplink that is not known, for that."""
 SAVE_S = 300.0
-
-_log = logging.getLogger(__name__)
 
 
 def pause_s(sent: int, uplink: float, *, metered: bool = False) -> float:
