@@ -2,9 +2,9 @@
 
 First every beginning as it is; then annealing from the best of them, round after round, each twice as long as
 the last and some of them hotter. After the first round chains of exchanges from random grids show whether the
-network has structure. Where they are better than annealing from chains of neighbours, it has none, and all
-time goes to tries: chains of exchanges, then annealing. All of it depends on the seed alone: more time goes
-further on the same path.
+network has structure. Where they are about as good as that annealing, it has none, and all time goes to
+tries: chains of exchanges, then annealing. All of it depends on the seed alone: more time goes further on the
+same path.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ TRIED, KICKS = 16, 50
 """Chains of a try, and kicks of each: they take half as long as STEPS steps of annealing."""
 MIXED = 4
 """One of so many tries begins with what the others have found."""
+NEAR = 1.03
+"""Chains that cost less than this many times the first round of annealing: a network without structure."""
 CLOSE = 1 + 1e-12
 
 
@@ -75,7 +77,7 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
         if not round_ and stages <= group_path.EXACT and on():
             chains = tries.kicked(random, on)
             evaluations += KICKS * TRIED
-            bare = chains.best[0] < best
+            bare = chains.best[0] < NEAR * best
         round_ += 1
     return GridSearchResult(cost_of(prices, found), evaluations)
 
