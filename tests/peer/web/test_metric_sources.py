@@ -199,8 +199,10 @@ async def test_the_log_is_asked_only_while_somebody_watches(
 
     assert seen.own_credit() == peer.replica.credit.of[volunteer]  # for the metrics
     await seen.look(False)
-    assert asked == ["credit", "moves", "curves", "credit", "moves"]
+    figures = ["credit", "moves", "departures", "plan"]
+    assert asked == [*figures, "curves", *figures]
     monkeypatch.setattr(page_view, "CREDIT_S", -1.0)
     seen.own_credit()
     await seen.look(False)
-    assert asked == ["credit", "moves", "curves", "credit", "moves"]
+    figures = ["credit", "moves", "departures", "plan"]
+    assert asked == [*figures, "curves", *figures]
