@@ -3,8 +3,9 @@
 DT-FM's eight regions of the world, one volunteer in each, all equally fast; a run of eight stages. They come
 in six orders, and choose their places as the coordinator ranks them. Then the live planner looks again and
 again, as often as it finds something. It knows what volunteers say: the rate of their lines that carried
-something (the four slowest at most), and what a probe found before there was any. Each plan is priced with
-all lines as they are, and compared with the best plan of a search that knows them all.
+something (the four slowest at most), what a probe found before there was any, and network coordinates, after
+as many pings as in two minutes. It has the lines measured that a move relies on. Each plan is priced with all
+lines as they are, and compared with the best plan of a search that knows them all.
 
 `as they came`: places in the order of arrival, nobody ranked, nobody moved. Everything is simulated by the
 planner's own model of a step, so there is no noise, and no time is measured (`benchmarks.eight` has real
@@ -15,11 +16,13 @@ processes).
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.swarm import Model, make_run
 from hetpeer.averaging.member.position import choose_place
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.log.moves import Move, MoveResult, demand
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
@@ -37,8 +41,10 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.bootstrap.state.step_time_placement import StepTime
 from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote
+from hetpeer.peer.planning.asked_lines import TIMES, Line, lines_known, settled
 from hetpeer.peer.planning.replan import HORIZON, RememberedLinks, Seating, proposal
 from hetpeer.stages.pipeline.place_memory import Offered
+from hetpeer.stages.planning.network_coordinates import OwnCoordinate
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -46,7 +52,7 @@ from hetpeer.stages.planning.swarms.stakes import Stakes
 from tests.wanlab.lab import MATRICES
 
 REGIONS = json.loads((MATRICES / "regions.json").read_text())
-PEERS = [f"Qm{name:>8}" for name in REGIONS["names"]]
+PEERS = [f"Qm{name:1>9}" for name in REGIONS["names"]]
 FLOPS = 1e12
 ROOM = 1.2
 """Memory of each, as a multiple of what the largest of eight stages takes."""
@@ -55,6 +61,8 @@ PROBED = 3
 LOOKS = 3000
 """Plans that a search of the live planner tries, about as many as in its two seconds."""
 KNOWING = 60_000
+ROUNDS = 24
+"""Pings of each before the first search."""
 SEARCHES = 3
 """Searches without a result after which a swarm has settled."""
 STEPS = 20
@@ -83,7 +91,7 @@ class World:
             flops=np.full(count, FLOPS),
             memory=np.full(count, float(self.memory)),
             uplink=np.full(count, np.inf),
-            latency=np.array(REGIONS["latency_ms"]) / 2e3,
+            latency=np.array(REGIONS["latency_ms"]) / 1e3,
             bandwidth=np.array(REGIONS["bandwidth_mbps"]) * 1e6 / 8,
         )
 
@@ -103,6 +111,19 @@ class World:
         return IncrementalPlanner(
             self.devices, self.work, held, lines, Stakes(steps=HORIZON), seed=0
         ).before_s
+
+    def coordinates(self, seed: int) -> dict[str, tuple[int, ...]]:
+        """Coordinates of all, after ROUNDS pings of each to others at random."""
+        random = np.random.default_rng(seed)
+        owns = [OwnCoordinate(peer) for peer in PEERS]
+        for _ in range(ROUNDS):
+            said = [own.coordinate for own in owns]
+            for number, own in enumerate(owns):
+                other = int(random.choice([n for n in range(len(PEERS)) if n != number]))
+                own.pinged(PEERS[other], 2 * float(self.devices.latency[number, other]), said[other])
+                own.heard(dict(zip(PEERS, said, strict=True)))
+                own.move()
+        return {peer: own.coordinate.numbers() for peer, own in zip(PEERS, owns, strict=True)}
 
     def probed(self, peer: str, there: Sequence[str]) -> float:
         """Bytes/s that a newcomer's probe finds: all lines at once to those whom it probes."""
@@ -125,7 +146,10 @@ class Arriving:
         config = coordinator_config(world.run)
         self.members = Membership(config.layouts, config.costs)
         self._remembered = RememberedLinks()
+        self._coordinates: dict[str, tuple[int, ...]] = {}
         self.moves: list[Move] = []
+        self.asked = 0
+        """Lines that were measured for a move."""
 
     def arrive(self, peer: str) -> None:
         """One more volunteer chooses its place."""
@@ -152,18 +176,19 @@ class Arriving:
 
     def settle(self, seed: int) -> None:
         """Have the live planner look until it finds nothing any more."""
+        self._coordinates = self._world.coordinates(seed)
         quiet = step = 0
         while quiet < SEARCHES:
             step, before_s = step + STEPS, self._world.step_s(self.members)
-            seed += 1
-            found = proposal(
-                self._world.run.manifest,
-                self._remembered(self._adverts()),
-                Seating.of(self.members, only_worked=False),
-                Stakes(steps=HORIZON, measured_s=before_s, demand=demand(self.moves, step)),
-                seed=seed,
-                on=limited(LOOKS),
-                disappointed=len(self.moves),
+            stakes = Stakes(steps=HORIZON, measured_s=before_s, demand=demand(self.moves, step))
+            seeds = itertools.count(seed + step * TIMES)
+            found = asyncio.run(
+                settled(
+                    lambda in_vain: self._searched(stakes, next(seeds), in_vain),  # noqa: B023
+                    lambda: lines_known(self._remembered(self._adverts())),
+                    self._measured,
+                    set(),
+                )
             )
             if found is None:
                 quiet += 1
@@ -173,10 +198,36 @@ class Arriving:
             for peer, (cluster, place) in found.seats.items():
                 self.members.volunteers[peer].cluster = cluster
                 self.members.volunteers[peer].place = place
+            self.members.backups = found.backups
             self._work()
             assert found.promise is not None
             result = MoveResult(after_s=self._world.step_s(self.members), moving_s=found.promise.moving_s)
             self.moves.append(Move(step=step, promise=found.promise, result=result))
+
+    async def _searched(
+        self, stakes: Stakes, seed: int, in_vain: Collection[Line] | None
+    ) -> Arrangement | None:
+        return proposal(
+            self._world.run.manifest,
+            self._remembered(self._adverts()),
+            Seating.of(self.members, only_worked=False),
+            stakes,
+            seed=seed,
+            on=limited(LOOKS),
+            in_vain=in_vain,
+        )
+
+    async def _measured(self, lines: Collection[Line]) -> Collection[Line]:
+        """All of `lines`, measured by the volunteers at their ends."""
+        self.asked += len(lines)
+        for one, other in lines:
+            for sender, to in ((one, other), (other, one)):
+                self._remembered.add(sender, self._note(sender, to))
+        return lines
+
+    def _note(self, sender: str, to: str) -> LinkNote:
+        trip_s = 2 * float(self._world.devices.latency[PEERS.index(sender), PEERS.index(to)])
+        return LinkNote(to=to[-8:], rate=self._rate(sender, to), trip_s=trip_s)
 
     def _used(self, volunteer: VolunteerState) -> list[VolunteerState]:
         """Volunteers to which it sends: the next and the one before in its cluster."""
@@ -194,7 +245,9 @@ class Arriving:
         return float(self._world.devices.bandwidth[PEERS.index(sender), PEERS.index(to)])
 
     def _work(self) -> None:
-        """All have trained at their places: the coordinator knows computing times and lines in use."""
+        """All have trained at their places: the coordinator knows computing times, lines in use, and uplinks
+        as far as they carried several lines at once.
+        """
         crossing = self._world.work.crossing
         for volunteer in self.members.volunteers.values():
             begin, end = volunteer.place or (0, 0)
@@ -206,7 +259,7 @@ class Arriving:
                 for to in self._used(volunteer)
             }
             if volunteer.links:
-                volunteer.measured(max(self._rate(volunteer.peer, to) for to in volunteer.links))
+                volunteer.measured(sum(self._rate(volunteer.peer, to) for to in volunteer.links))
 
     def _adverts(self) -> dict[str, Advert]:
         """Adverts of all volunteers."""
@@ -214,7 +267,6 @@ class Arriving:
         for peer, volunteer in self.members.volunteers.items():
             begin, end = volunteer.place or (0, 0)
             slowest = sorted(volunteer.links, key=lambda to: self._rate(peer, to))
-            trips = self._world.devices.latency
             found[peer] = Advert(
                 role="volunteer",
                 block_begin=begin,
@@ -223,14 +275,8 @@ class Arriving:
                 flops_per_second=FLOPS,
                 product_flops=FLOPS,
                 uplink=volunteer.uplink,
-                links=tuple(
-                    LinkNote(
-                        to=to[-8:],
-                        rate=self._rate(peer, to),
-                        trip_s=2 * float(trips[PEERS.index(peer), PEERS.index(to)]),
-                    )
-                    for to in slowest[:MAX_LINKS]
-                ),
+                coordinate=self._coordinates[peer],
+                links=tuple(self._note(peer, to) for to in slowest[:MAX_LINKS]),
             )
         return found
 
@@ -255,9 +301,11 @@ def measure(world: World, order: Sequence[str], best_s: float, seed: int) -> dic
         "settled": world.step_s(ours.members),
     }
     return {
-        "order": [peer.removeprefix("Qm").strip() for peer in order],
+        "order": [peer.removeprefix("Qm").lstrip("1") for peer in order],
         **{name: step_s / best_s for name, step_s in steps.items()},
         "moves": len(ours.moves),
+        "lines_asked": ours.asked,
+        "lines": len(PEERS) * (len(PEERS) - 1) // 2,
     }
 
 
@@ -266,7 +314,8 @@ def show(figures: dict[str, Any]) -> None:
     for one in figures["orders"]:
         print(
             f"  {one['as_they_came']:5.2f} as they came, {one['ranked']:5.2f} ranked,"
-            f" {one['settled']:5.2f} settled after {one['moves']} moves: {', '.join(one['order'])}"
+            f" {one['settled']:5.2f} settled after {one['moves']} moves, {one['lines_asked']} of"
+            f" {one['lines']} lines asked for: {', '.join(one['order'])}"
         )
     report.show_goals(figures["goals"])
 

@@ -1,6 +1,6 @@
 """The planner beside a coordinator: it waits for steps that it can compare, and promises by them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +11,8 @@ from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.membership import BlockDemand
-from hetpeer.dht.discovery import Advert, Roster
+from hetpeer.dht.discovery import Advert, LinkNote, Roster
+from hetpeer.peer.planning.asked_lines import Line
 from hetpeer.peer.reliable import plan_proposer
 from hetpeer.peer.reliable.plan_proposer import SETTLED_S, PlanProposer
 from hetpeer.stages.pipeline.place_memory import PlaceDemand
@@ -47,7 +48,14 @@ class Swarm:
             "CoordinatorService", SimpleNamespace(core=self.court.core, arrange=self.found.append)
         )
         manifest = run.manifest.model_copy(update={"training": training})
-        self.planner = PlanProposer(manifest, cast("Roster", SimpleNamespace(read=read)), lambda: None)
+        self.asked: list[Line] = []
+
+        async def measure(lines: Collection[Line]) -> dict[tuple[str, str], LinkNote]:
+            self.asked += lines
+            return {}
+
+        roster = cast("Roster", SimpleNamespace(read=read))
+        self.planner = PlanProposer(manifest, roster, lambda: None, measure)
         monkeypatch.setattr(plan_proposer, "time", SimpleNamespace(monotonic=lambda: self.court.now))
 
         async def inline(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -78,6 +86,7 @@ async def test_nothing_is_proposed_before_two_full_steps_and_the_promise_is_by_t
     assert found.promise is not None
     assert found.promise.before_s == pytest.approx(2 * SETTLED_S)
     assert found.promise.after_s < found.promise.before_s
+    assert swarm.asked == [], "one volunteer alone needs no line"
 
 
 async def test_late_in_a_run_all_stays(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

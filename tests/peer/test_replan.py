@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
+from hetpeer.peer.planning.asked_lines import Line, lines_known, settled
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.replan import (
     HORIZON,
@@ -240,18 +242,32 @@ class World:
             devices, work, held, lines, Stakes(steps=1), seed=0, measured=found.measured
         ).before_s
 
-    def changed(self, remembered: RememberedLinks, seed: int, disappointed: int) -> Arrangement | None:
-        """What is proposed now, and done; what came of the last one is known."""
-        left = iter(range(1000))
-        found = proposal(
-            self.manifest,
-            remembered(self.adverts()),
-            self.seats,
-            Stakes(steps=1000, measured_s=self.step_s(), demand=demand(self.moves, 0)),
-            seed=seed,
-            on=lambda: next(left, None) is not None,
-            disappointed=disappointed,
-        )
+    def changed(self, remembered: RememberedLinks, seed: int, *, asks: bool) -> Arrangement | None:
+        """What is proposed now, and done; what came of the last one is known.
+
+        `asks`: lines are measured before a move relies on them; otherwise nobody answers.
+        """
+        stakes, seeds = Stakes(steps=1000, measured_s=self.step_s(), demand=demand(self.moves, 0)), [seed]
+
+        async def search(in_vain: Collection[Line] | None) -> Arrangement | None:
+            left = iter(range(1000))
+            seeds[0] += 1000
+            return proposal(
+                self.manifest,
+                remembered(self.adverts()),
+                self.seats,
+                stakes,
+                seed=seeds[0],
+                on=lambda: next(left, None) is not None,
+                in_vain=in_vain,
+            )
+
+        async def ask(lines: Collection[Line]) -> Collection[Line]:
+            for pair in [*lines, *(line[::-1] for line in lines)] if asks else ():
+                remembered.add(pair[0], LinkNote(to=pair[1][-8:], rate=self.rates[pair], trip_s=0.02))
+            return lines if asks else ()
+
+        found = asyncio.run(settled(search, lambda: lines_known(remembered(self.adverts())), ask, set()))
         if found is not None:
             layouts = tuple(tuple(layout) for layout in found.layouts)
             self.seats = Seating(layouts=layouts, seats=found.seats, backups=found.backups)
@@ -261,16 +277,17 @@ class World:
         return found
 
 
+@pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("seed", mostly_proof(range(6), range(1)))
 def test_lines_that_nobody_knows_are_tried_a_few_times_and_then_all_stays(
-    run: RunDirectory, seed: int
+    run: RunDirectory, seed: int, asks: bool
 ) -> None:
-    """Lines differ a thousandfold, and only those in use are known, four of each peer."""
+    """Lines differ a thousandfold. Only those in use are known, four of each peer, and what is asked for."""
     world, remembered = World(run, seed), RememberedLinks()
     begun, changes, looks = world.step_s(), 0, 12
     last = 0
     for look in range(looks):
-        if world.changed(remembered, look, changes) is not None:
+        if world.changed(remembered, look, asks=asks) is not None:
             changes, last = changes + 1, look
     assert changes <= 6
     assert last < looks - 3
@@ -489,6 +506,10 @@ def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_the
     assert not remembered({"QmPeerB": advert(1e9)})["QmPeerB"].links
 
 
+async def nothing_known(_lines: Collection[Line]) -> dict[tuple[str, str], LinkNote]:
+    return {}
+
+
 async def test_one_failed_look_is_not_the_last(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -511,7 +532,7 @@ async def test_one_failed_look_is_not_the_last(
         SimpleNamespace(core=core, halted=asyncio.get_running_loop().create_future()),
     )
     looking = asyncio.ensure_future(
-        Failing(run.manifest, cast("Roster", None), lambda: service).look_forever()
+        Failing(run.manifest, cast("Roster", None), lambda: service, nothing_known).look_forever()
     )
     await asyncio.wait_for(looked.wait(), 10.0)
     looking.cancel()

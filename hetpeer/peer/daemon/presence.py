@@ -37,6 +37,9 @@ from hetpeer.peer.limits.settings import Settings, Where
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.probing.coordinate_keeper import kept_coordinate
+from hetpeer.peer.probing.measurement_service import BUDGET as LINES_BUDGET
+from hetpeer.peer.probing.measurement_service import PROTOCOL as LINES
+from hetpeer.peer.probing.measurement_service import MeasurementService
 from hetpeer.peer.probing.probe_service import BUDGET as PROBE_BUDGET
 from hetpeer.peer.probing.probe_service import PROTOCOL as PROBES
 from hetpeer.peer.probing.probe_service import VOLUNTEER_BYTES, ProbeService
@@ -103,13 +106,18 @@ class Presence:
         await self.node.serve(FILES, FileService(shelf, self.node.listener.knows).handle)
 
     async def serve_probes(self, allowed: Callable[[], bool]) -> None:
-        """Let newcomers probe their lines with us (docs/joining.md), whenever that is `allowed`."""
+        """Let newcomers probe their lines with us, and coordinators have ours measured, whenever `allowed`.
+
+        Docs: joining.md, and planning.md, "Asked before moved".
+        """
         service = ProbeService(VOLUNTEER_BYTES, lambda: self.coordinate.numbers)
 
         async def answer(stream: Stream) -> None:
             await (service.handle(stream) if allowed() else _refused(stream))
 
         await self.node.serve(PROBES, answer, PROBE_BUDGET)
+        measuring = MeasurementService(self.node, lambda: self.files.membership_config.peers, allowed)
+        await self.node.serve(LINES, measuring.handle, LINES_BUDGET)
 
     async def serve_nothing(self) -> None:
         """Give others no files, until something else is said."""

@@ -27,6 +27,7 @@ from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
+from hetpeer.peer.planning.asked_lines import Line, line_of
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.pipeline.place_memory import choose
@@ -37,8 +38,6 @@ from hetpeer.stages.planning.swarms.stakes import Stakes
 
 HORIZON = 200
 """Steps within which a change must pay."""
-DOUBT = 4.0
-"""Factor by which unmeasured links are assumed slower after each change that did not help."""
 
 
 class RememberedLinks:
@@ -47,6 +46,10 @@ class RememberedLinks:
     def __init__(self) -> None:
         self._notes: dict[tuple[str, str], LinkNote] = {}
         """(sender, the end of the receiver's id) → what it carries."""
+
+    def add(self, sender: str, note: LinkNote) -> None:
+        """Remember a line that was measured when it was asked for."""
+        self._notes[sender, note.to] = note
 
     def __call__(self, adverts: Mapping[str, Advert]) -> dict[str, Advert]:
         """`adverts` by peer id, each with all lines that it has named."""
@@ -138,15 +141,15 @@ def proposal(
     *,
     seed: int,
     on: Callable[[], bool],
-    disappointed: int = 0,
+    in_vain: Collection[Line] | None = None,
     lost: Collection[int] | None = None,
 ) -> Arrangement | None:
     """The best arrangement found while `on` is true, with its promise; None if the present division is better
     or a volunteer's speed is unknown.
 
-    `lost`: clusters that were complete before a volunteer was lost (None: all). Links that nobody
-    measured carry what is estimated, less by its error; and less after each change that did not help
-    (`disappointed`).
+    `lost`: clusters that were complete before a volunteer was lost (None: all). Lines that nobody measured
+    carry what is estimated, and more by its error, since they are measured before the move; those `in_vain`
+    (None: all), which cannot be measured, carry less by it.
     """
     if not seating.seats:
         return None
@@ -159,8 +162,9 @@ def proposal(
     if set(peers) != set(seating.seats):
         return None
     devices = _as_measured(named.devices)
-    guessed = devices.bandwidth / found.doubt / DOUBT**disappointed
-    devices = replace(devices, bandwidth=np.where(found.measured, devices.bandwidth, guessed))
+    hoped = [[in_vain is not None and line_of(a, b) not in in_vain for b in peers] for a in peers]
+    carries = devices.bandwidth * np.where(hoped, found.doubt, 1.0 / found.doubt)
+    devices = replace(devices, bandwidth=carries)
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
     held = [(0, 0) if peer in seating.backups else seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)

@@ -51,15 +51,17 @@ class ProbedLine:
     seconds: float = 0.0
 
 
-async def probe_line(node: Node, peers: Iterable[str], nbytes: int = BYTES) -> ProbedLine:
-    """Measure the line of `node` over `peers`, with at most `nbytes` in LONGEST_S. Never raises."""
+async def probe_line(
+    node: Node, peers: Iterable[str], nbytes: int = BYTES, longest_s: float = LONGEST_S
+) -> ProbedLine:
+    """Measure the line of `node` over `peers`, with at most `nbytes` in `longest_s`. Never raises."""
     loop, probe = asyncio.get_running_loop(), _Probe(node, nbytes)
     began = loop.time()
     try:
-        async with asyncio.timeout(LONGEST_S):
-            await probe.run(peers, began + LONGEST_S - SPARE_S)
+        async with asyncio.timeout(longest_s):
+            await probe.run(peers, began + longest_s - SPARE_S)
     except TimeoutError:
-        _log.debug("the probe took longer than %.0f s", LONGEST_S)
+        _log.debug("the probe took longer than %.0f s", longest_s)
     finally:
         await probe.close()
     return probe.result(loop.time() - began)

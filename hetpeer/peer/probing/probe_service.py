@@ -24,13 +24,13 @@ from hetpeer.dht.p2pd.listener import StreamBudget
 from hetpeer.dht.streams.abuse import MEMBER
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.probing.line_estimate import MOST_PIECE
-from hetpeer.peer.probing.probe_allowance import ProbeAllowance
+from hetpeer.peer.probing.probe_allowance import PER_PEER, ProbeAllowance
 
 PROTOCOL: Final = "hetpeer/1/probe"
 BUDGET = StreamBudget(per_peer=2, strangers=32, pace=MEMBER)
 """A stream over libp2p, and the direct one that replaces it."""
-PINGS_S, GRANT_S = 3.0, 2.5
-"""Seconds for the pings of a stream, and for the bytes that it was granted."""
+PINGS_S, GRANT_S, PER_BYTE_S = 3.0, 2.5, 6e-7
+"""Seconds for the pings of a stream, and for the bytes that it was granted: so many, or more for many."""
 WAIT_S = 0.5
 """Seconds for which one probe waits for another to end."""
 MAX_PINGS = 64
@@ -61,7 +61,7 @@ class ProbeService:
                 await stream.send({"grant": 0})
                 return
             try:
-                async with asyncio.timeout(GRANT_S):
+                async with asyncio.timeout(max(GRANT_S, PER_BYTE_S * min(asked, PER_PEER))):
                     await self._granted(stream, asked)
             finally:
                 self._turn.release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -19,8 +19,9 @@ from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery import Roster
+from hetpeer.dht.discovery import LinkNote, Roster
 from hetpeer.peer.limits.amounts import block_range, counted
+from hetpeer.peer.planning.asked_lines import Line, line_of, lines_known, settled
 from hetpeer.peer.planning.replan import (
     RememberedLinks,
     Seating,
@@ -107,13 +108,23 @@ class PlanProposer:
     """Proposes divisions of the run that `service` coordinates, if not None, from adverts in `roster`."""
 
     def __init__(
-        self, manifest: Manifest, roster: Roster, service: Callable[[], CoordinatorService | None]
+        self,
+        manifest: Manifest,
+        roster: Roster,
+        service: Callable[[], CoordinatorService | None],
+        measure: Callable[[Collection[Line]], Awaitable[Mapping[tuple[str, str], LinkNote]]],
     ) -> None:
+        """`measure` has volunteers measure lines: (sender, receiver) → what it carries, as far as known."""
         self._manifest = manifest
+        self._measure = measure
         self._roster = roster
         self._service = service
         self._timing = ProposalTiming()
         self._remembered = RememberedLinks()
+        self._known: set[Line] = set()
+        """Lines that are measured, at the last look at the adverts."""
+        self._in_vain: set[Line] = set()
+        """Lines that could not be measured since a volunteer came or went."""
         self._seed = 0
 
     async def look_forever(self) -> None:
@@ -161,15 +172,28 @@ class PlanProposer:
             self._manifest,
             seating=seating,
             stakes=stakes(history, self._manifest.training.steps, timing.since),
-            disappointed=min(timing.changes, DOUBLINGS),
             lost=timing.lost,
         )
-        found = await self._searched(search)
-        if found is not None:
+        if not timing.changes:
+            self._in_vain.clear()
+        found = await settled(
+            lambda in_vain: self._searched(partial(search, in_vain=in_vain)),
+            lambda: self._known,
+            self._ask,
+            self._in_vain,
+        )
+        if found is not None and core.may_arrange and Seating.of(core.members) == seating:
             assert found.promise is not None
             self._say(found.promise)
             timing.proposed(time.monotonic())
             service.arrange(found)
+
+    async def _ask(self, lines: Collection[Line]) -> Collection[Line]:
+        """Have `lines` measured, and remember what they carry; returns those that are known then."""
+        found = await self._measure(lines)
+        for (sender, _), note in found.items():
+            self._remembered.add(sender, note)
+        return {line_of(*pair) for pair in found}
 
     async def _look_at_waiting(self, service: CoordinatorService, core: GroupedRun) -> None:
         """Cut a forming cluster for the volunteers that wait in it, if they can hold all blocks."""
@@ -189,6 +213,7 @@ class PlanProposer:
     async def _searched(self, search: Callable[..., T | None]) -> T | None:
         """Result of `search` within SEARCH_S on the current adverts."""
         adverts = self._remembered(await self._roster.read())
+        self._known = lines_known(adverts)
         self._seed += 1
         until = time.monotonic() + SEARCH_S
         return await asyncio.to_thread(search, adverts, seed=self._seed, on=lambda: time.monotonic() < until)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from hetpeer.peer.probing.coordinate_keeper import keep_moving
 from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.disk_wait import DiskWait
 from hetpeer.peer.reliable.known_members import KnownMembers
+from hetpeer.peer.reliable.line_questions import measure_lines
 from hetpeer.peer.reliable.metrics_writer import write_forever
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from hetpeer.peer.reliable.plan_watch import PlanWatch
@@ -215,7 +217,7 @@ def _beside(
     yield keep_moving(node, peer.coordinate, run.path, lambda: members.adverts)
     yield PlanWatch(service).watch_forever()
     if not options.keep_places:
-        yield PlanProposer(run.manifest, roster, service).look_forever()
+        yield PlanProposer(run.manifest, roster, service, partial(measure_lines, node)).look_forever()
     if options.stand_in:
         yield StandIn(run.path / "stand-in", service, lambda: near_address(node)).watch_forever()
 

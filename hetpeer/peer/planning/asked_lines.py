@@ -1,0 +1,92 @@
+"""Lines are measured before a move relies on them. Pure except for what `search` and `ask` do.
+
+A search takes a line that nobody measured to be as fast as its estimate may be. If the best arrangement needs
+such lines, volunteers are asked to measure them, and it is searched anew (lazy evaluation of the edges of a
+shortest path: Dellin and Srinivasa, ICAPS 2016). So no line is measured that the best plan does not need,
+and none is taken for fast that is not. Docs: planning.md, "Asked before moved".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from itertools import combinations, pairwise
+
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.dht.discovery import Advert
+
+Line = tuple[str, str]
+"""Two peers, the smaller id first: the lines between them in both directions."""
+TIMES = 8
+"""Times that volunteers are asked for one arrangement."""
+MOST = 24
+"""Lines that are asked for at a time."""
+
+
+def line_of(one: str, other: str) -> Line:
+    """The line between two peers."""
+    return min(one, other), max(one, other)
+
+
+def lines_needed(arrangement: Arrangement) -> set[Line]:
+    """Lines on which its steps send: along pipelines, and between those that hold the same blocks."""
+    working = {seat: peer for peer, seat in arrangement.seats.items() if peer not in arrangement.backups}
+    needed = {
+        line_of(working[cluster, here], working[cluster, there])
+        for cluster, layout in enumerate(arrangement.layouts)
+        for here, there in pairwise(layout)
+        if (cluster, here) in working and (cluster, there) in working
+    }
+    for (seat, peer), (other_seat, other) in combinations(working.items(), 2):
+        (begin, end), (other_begin, other_end) = seat[1], other_seat[1]
+        if max(begin, other_begin) < min(end, other_end):
+            needed.add(line_of(peer, other))
+    return needed
+
+
+def lines_known(adverts: Mapping[str, Advert]) -> set[Line]:
+    """Lines that are measured in both directions."""
+    notes = {(peer, note.to) for peer, advert in adverts.items() for note in advert.links if note.rate}
+    return {
+        line_of(one, other)
+        for one, other in combinations(adverts, 2)
+        if (one, other[-8:]) in notes and (other, one[-8:]) in notes
+    }
+
+
+def turns(lines: Iterable[Line]) -> list[list[Line]]:
+    """The lines in turns, so that no peer has two of them in one turn.
+
+    turns([("a", "b"), ("b", "c"), ("c", "d")])  # [[("a", "b"), ("c", "d")], [("b", "c")]]
+    """
+    found: list[list[Line]] = []
+    for line in lines:
+        free = (turn for turn in found if not any(set(line) & set(other) for other in turn))
+        turn = next(free, None)
+        if turn is None:
+            found.append([line])
+        else:
+            turn.append(line)
+    return found
+
+
+async def settled(
+    search: Callable[[Collection[Line] | None], Awaitable[Arrangement | None]],
+    known: Callable[[], Collection[Line]],
+    ask: Callable[[Collection[Line]], Awaitable[Collection[Line]]],
+    in_vain: set[Line],
+) -> Arrangement | None:
+    """The best arrangement all of whose lines are measured, as far as they can be; None if there is none.
+
+    `search` finds the best one; its argument has the lines that are not to be hoped for (None: any that
+    nobody measured). `known`: the measured ones. `ask` has lines measured, and returns those that are known
+    then. The others are added to `in_vain`: they count as estimated from then on, less by the error.
+    """
+    for _ in range(TIMES):
+        found = await search(in_vain)
+        if found is None:
+            return None
+        lines = sorted(lines_needed(found) - set(known()) - in_vain)[:MOST]
+        if not lines:
+            return found
+        in_vain |= set(lines) - set(await ask(lines))
+    return await search(None)
