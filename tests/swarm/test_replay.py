@@ -15,13 +15,14 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 STEPS = 6
 
 
-async def trained(swarm: Swarm, wrong: str = "", rate: float = 0.05) -> Replay:
-    """The replay of a short run by two volunteers of all blocks; `wrong`: how one of them lies."""
+async def trained(swarm: Swarm, wrong: str = "", rate: float = 0.05, *, others: int = 1) -> Replay:
+    """The replay of a short run by volunteers of all blocks; `wrong`: how the last one lies."""
     changes = {"steps": STEPS, "learning_rate": rate, "slot_size": 6}
     training = swarm.run.manifest.training.model_copy(update=changes)
     swarm.run = resign(swarm.run, layouts=(((0, 6),),), training=training)
-    bootstrap = await swarm.bootstrap(together=2)
-    await swarm.finished(bootstrap, swarm.volunteer("a"), swarm.volunteer("b", before=wrong))
+    bootstrap = await swarm.bootstrap(together=others + 1)
+    honest = [swarm.volunteer(f"a{number}") for number in range(others)]
+    await swarm.finished(bootstrap, *honest, swarm.volunteer("b", before=wrong))
     return replay(swarm.run.path)
 
 
@@ -66,8 +67,8 @@ async def test_a_false_sum_is_found_and_named(swarm: Swarm, wrong: str) -> None:
 
 
 async def test_an_order_that_was_not_the_own_is_found(swarm: Swarm) -> None:
-    """Of three ids or more: two are the same sum in either order."""
-    replayed = await trained(swarm, "tells_another_order")
+    """Of three ids or more: two are the same sum in either order. So nobody takes any away from the liar."""
+    replayed = await trained(swarm, "tells_another_order", others=0)
     assert not replayed.ok
     assert swarm.children[-1].peer_id in replayed.problems[0]
 
