@@ -26,7 +26,7 @@ HALF = ROUNDS // 2
 LATENCY, RATE = 0.10, 0.20
 """Errors in the middle that are allowed."""
 LIARS = 6
-"""Of 64."""
+"""Liars among 64 peers."""
 SEEDS = 2
 UNSEEN_SEED = 100
 """First seed of the networks that nobody had looked at."""

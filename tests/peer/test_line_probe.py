@@ -7,14 +7,13 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from hetpeer.dht.identity.addresses import parse_address
-from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.probing import line_probe
 from hetpeer.peer.probing.line_probe import BYTES, LONGEST_S, ProbedLine, probe_line
 from hetpeer.peer.probing.probe_partners import METERED
 from hetpeer.peer.probing.probe_service import BUDGET, PROTOCOL, RELIABLE_BYTES, ProbeService
+from tests.peer.known_nodes import known_nodes
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
 UP, DOWN = 2.0e6, 4.0e6
@@ -23,13 +22,8 @@ UP, DOWN = 2.0e6, 4.0e6
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Node]]:
     """Three nodes that know each other; the last has limits of 16 Mbit/s up and 32 down."""
-    folder, found = tmp_path_factory.mktemp("probe"), []
     async with AsyncExitStack() as stack:
-        for number in range(3):
-            known = {"peers": (parse_address(found[0].addresses()[0]),)} if found else {"alone_ok": True}
-            config = NodeConfig(direct_port=0, **known)
-            found.append(await Node.start(config, Identity.create(folder / str(number))))
-            stack.push_async_callback(found[-1].close)
+        found = await known_nodes(stack, tmp_path_factory.mktemp("probe"), 3)
         found[-1].listener.throttle.up.limit(UP)
         found[-1].listener.throttle.down.limit(DOWN)
         yield found

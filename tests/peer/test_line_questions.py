@@ -7,14 +7,13 @@ import pytest
 import pytest_asyncio
 
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.identity.addresses import parse_address
-from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.probing import probe_service
 from hetpeer.peer.probing.measurement_service import BUDGET, PER_HOUR, PROTOCOL, MeasurementService
 from hetpeer.peer.probing.probe_service import VOLUNTEER_BYTES, ProbeService
 from hetpeer.peer.reliable.line_questions import measure_lines
+from tests.peer.known_nodes import known_nodes
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
 UP, DOWN = 2.0e6, 4.0e6
@@ -23,13 +22,8 @@ UP, DOWN = 2.0e6, 4.0e6
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Node]]:
     """A coordinator and two volunteers, of which the first has limits of 16 Mbit/s up and 32 down."""
-    folder, found = tmp_path_factory.mktemp("lines"), []
     async with AsyncExitStack() as stack:
-        for number in range(3):
-            known = {"peers": (parse_address(found[0].addresses()[0]),)} if found else {"alone_ok": True}
-            config = NodeConfig(direct_port=0, **known)
-            found.append(await Node.start(config, Identity.create(folder / str(number))))
-            stack.push_async_callback(found[-1].close)
+        found = await known_nodes(stack, tmp_path_factory.mktemp("lines"), 3)
         found[1].listener.throttle.up.limit(UP)
         found[1].listener.throttle.down.limit(DOWN)
         yield found

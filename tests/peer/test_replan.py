@@ -243,7 +243,7 @@ class World:
         ).before_s
 
     def changed(self, remembered: RememberedLinks, seed: int, *, asks: bool) -> Arrangement | None:
-        """What is proposed now, and done; what came of the last one is known.
+        """The arrangement that is proposed now, and done; what came of the last one is known.
 
         `asks`: lines are measured before a move relies on them; otherwise nobody answers.
         """

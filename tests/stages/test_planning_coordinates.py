@@ -112,7 +112,7 @@ def test_a_liar_moves_nobody_by_more_than_its_share() -> None:
 def test_one_sample_moves_a_coordinate_by_a_bounded_part(
     at: tuple[float, float, float], height: float, error: float, trip_s: float
 ) -> None:
-    """Of k samples one adds at most 1/k of STEP * PULL in each round, in units of the harmonic mean trip."""
+    """One of k samples adds at most 1/k of STEP * PULL in each round, in units of the harmonic mean trip."""
     own = settled(15)
     before = own.coordinate
     own.pinged("liar", trip_s, Coordinate(at, height, max(error, 0.02)))

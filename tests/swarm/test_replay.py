@@ -67,7 +67,7 @@ async def test_a_false_sum_is_found_and_named(swarm: Swarm, wrong: str) -> None:
 
 
 async def test_an_order_that_was_not_the_own_is_found(swarm: Swarm) -> None:
-    """Of three ids or more: two are the same sum in either order. So nobody takes any away from the liar."""
+    """Two ids are the same sum in either order. So nobody takes any away from the liar."""
     replayed = await trained(swarm, "tells_another_order", others=0)
     assert not replayed.ok
     assert swarm.children[-1].peer_id in replayed.problems[0]

@@ -1,4 +1,4 @@
-"""What backups fetch behind the steps, so that one that steps in has less to wait for.
+"""Fetches of backups behind the steps, so that one that steps in has less to wait for.
 
 Pure. A backup fetches the last checkpoint, from reliable peers, so that it has it if the run goes back to it.
 Where a fetch is short beside a step, it fetches the version of the running step instead, from its holders: if

@@ -96,7 +96,7 @@ def _work_of(model: str, microbatches: int | None, choices: PresetChoices) -> St
 
 
 def planned_model(model: str) -> PlannedModel:
-    """What a plan says of the model that it is for. `model` as for `work_of`, which has accepted it."""
+    """Blocks and digest of the model that a plan is for. `model` as for `work_of`, which has accepted it."""
     if model in PRESETS:
         return PlannedModel(blocks=PRESETS[model].layers)
     manifest = RunDirectory.open(Path(model)).manifest

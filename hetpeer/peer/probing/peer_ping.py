@@ -11,7 +11,7 @@ from hetpeer.peer.probing.probe_service import PROTOCOL
 from hetpeer.stages.planning.network_coordinates import Coordinate
 
 PINGS = 2
-"""Of which the quicker counts."""
+"""Pings of a peer, of which the quicker counts."""
 LONGEST_S = 3.0
 
 

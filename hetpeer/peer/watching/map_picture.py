@@ -133,7 +133,7 @@ def _by_coordinates(rows: Sequence[PeerRow]) -> Floats:
 
 
 def _words(rows: Sequence[PeerRow], lines: Sequence[_Line], times: Floats, there: int) -> str:
-    """What the picture shows, for those who do not see it."""
+    """The picture in words, for those who do not see it."""
     volunteers = sum(row.role == "volunteer" for row in rows)
     told = [f"{counted(volunteers, 'volunteer')} and {counted(len(rows) - volunteers, 'reliable peer')}"]
     if there > len(rows):

@@ -181,7 +181,7 @@ def summarise(
 
 @dataclass(frozen=True, slots=True)
 class LogFigures:
-    """What reliable peers tell of the run's log; None: nobody answered, or there is none of it."""
+    """Answer of reliable peers from the run's log; None: nobody answered, or there is none of it."""
 
     ranking: Ranking | None = None
     moves: Sequence[Move] | None = None

@@ -36,7 +36,7 @@ APART = 1.0
 NO_LIMIT = (CLOSE + APART) ** -SHARP
 """Weight of the vote that nothing but its ends limits a line."""
 BACK = 0.1
-"""What the way back adds to the distance of two lines: most ways carry as much in both directions."""
+"""Distance of a line and its way back: most ways carry as much in both directions."""
 MEASURED, ENDS, UNKNOWN = 0.1, 0.5, 1.0
 """Errors, as shares: of what was measured; of a rate by what the ends say, and of a latency of no source."""
 WORST = 4.0
@@ -58,7 +58,7 @@ class LineEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLine:
-    """What is known of one line by those who used it."""
+    """Rate and round trip of one line by those who used it."""
 
     rate: float = 0.0
     """Bytes/s; 0: not known."""
