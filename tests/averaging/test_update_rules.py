@@ -289,37 +289,87 @@ def test_wrong_settings_name_the_field(values, named):
         rule_of(SETTINGS | values)
 
 
-def test_the_second_moment_of_a_mean_of_gradients_has_less_variance():
-    """Against the formula in float64: m² + (v - m²) / N, unbiased; of one worker it is v, bit for bit."""
-    size, update, workers = 1000, 7, 4
-    one, (beta1, beta2) = rule_of(SETTINGS), SETTINGS["betas"]
+@pytest.mark.parametrize("name", ["AdamW", "NAdam"])
+def test_the_second_moment_of_a_mean_of_gradients_is_that_of_its_formula(name):
+    """In float64: s² + share · (v - s²), unbiased; of one worker it is v, bit for bit."""
+    size, update, workers = 1000, 60, 4
+    one, (beta1, beta2) = rule_of(SETTINGS | {"name": name}), SETTINGS["betas"]
     start = {
-        name: torch.rand(size, generator=torch.Generator().manual_seed(n)) for n, name in enumerate("pmvg")
+        vector: torch.rand(size, generator=torch.Generator().manual_seed(n))
+        for n, vector in enumerate("pmvsg")
     }
-    start["v"] += start["m"] ** 2
+    start["v"] += start["s"] ** 2
 
-    def updated(**options):
-        parameters, m, v = (start[name].clone() for name in "pmv")
-        one.apply(
-            parameters=parameters,
-            state={"exp_avg": m, "exp_avg_sq": v},
-            gradient=start["g"],
-            coefficient=1.0,
-            update=update,
-            step=update,
-            **options,
-        )
-        return parameters, m, v
+    def updated(*vectors, **options):
+        parameters, m, v, s = (start[vector].clone() for vector in "pmvs")
+        state = {"exp_avg": m, "exp_avg_sq": v, "exp_avg_beta2": s}
+        for missing in state.keys() - set(vectors):
+            del state[missing]
+        options |= {"coefficient": 1.0, "update": update, "step": update}
+        one.apply(parameters=parameters, state=state, gradient=start["g"], **options)
+        return parameters, m, v, s
 
-    alone, m, v = updated()
-    assert updated(workers=1)[0].equal(alone)
-    together, same_m, same_v = updated(workers=workers)
-    assert same_m.equal(m)
-    assert same_v.equal(v)
-    mean, second = m.double() / (1 - beta1**update), v.double() / (1 - beta2**update)
-    second = mean**2 + (second - mean**2).clamp(min=0) / workers
+    usual, m, v, _ = updated("exp_avg", "exp_avg_sq")
+    alone, _, _, s = updated("exp_avg", "exp_avg_sq", "exp_avg_beta2", workers=1)
+    assert alone.equal(usual)
+    together, same_m, same_v, same_s = updated("exp_avg", "exp_avg_sq", "exp_avg_beta2", workers=workers)
+    assert all(a.equal(b) for a, b in ((same_m, m), (same_v, v), (same_s, s)))
+    assert torch.allclose(s, start["s"] + (1 - beta2) * (start["g"] - start["s"]), rtol=1e-6)
+    mean, second = s.double() / (1 - beta2**update), v.double() / (1 - beta2**update)
+    weights = [(1 - beta2) * beta2**age / (1 - beta2**update) for age in range(update)]
+    own = math.fsum(weight**2 for weight in weights)
+    second = mean**2 + (second - mean**2).clamp(min=0) * (1 / workers - own) / (1 - own)
+    first = m.double() / (1 - beta1**update)
+    if name == "NAdam":
+        mu, following, product = Momentum(beta1).at(update)
+        first = m.double() * following / (1 - product * following)
+        first += start["g"].double() * (1 - mu) / (1 - product)
     rate = SETTINGS["learning_rate"]
     kept = start["p"].double() * (1 - rate * SETTINGS["weight_decay"])
-    expected = kept - rate * mean / (second.sqrt() + SETTINGS["eps"])
-    assert torch.allclose(together.double(), expected, rtol=1e-6, atol=1e-7)
+    expected = kept - rate * first / (second.sqrt() + SETTINGS["eps"])
+    assert torch.allclose(together.double(), expected, rtol=1e-5, atol=1e-6)
     assert not together.equal(alone)
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+@pytest.mark.parametrize("workers", [4, 8, 16])
+def test_noise_in_a_mean_of_gradients_is_as_large_as_it_should_be(workers, beta2):
+    """Gradients are noise of variance 1: the second moment of their mean is 1/N, also beside a mean.
+
+    The longer first moment with β1 would make it 1.16, 1.35 and 1.79 times that.
+    """
+    size, updates, eps = 40_000, 150, 1e-30
+    rule = rule_of(SETTINGS | {"betas": (0.9, beta2), "eps": eps, "weight_decay": 0.0, "learning_rate": 1.0})
+    generator, mean = torch.Generator().manual_seed(workers), 0.5
+    for true in (0.0, mean):
+        state = {name: torch.zeros(size) for name in ("exp_avg", "exp_avg_sq", "exp_avg_beta2")}
+        for update in range(1, updates + 1):
+            rule.apply(
+                parameters=(step := torch.zeros(size)),
+                state=state,
+                gradient=torch.randn(size, generator=generator) + true,
+                coefficient=1.0,
+                update=update,
+                step=update,
+                workers=workers,
+            )
+        first = state["exp_avg"].double() / (1 - 0.9**updates)
+        second = ((first / step.double()) ** 2).mean().item()
+        assert second / (true**2 + 1 / workers) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("update", [1, 2, 5, 40])
+def test_a_step_by_few_gradients_is_not_much_longer_than_by_the_papers_formula(update):
+    """At the beginning mean and square are of few gradients: no denominator is much smaller for that."""
+    rule = rule_of(SETTINGS | {"eps": 1e-30, "weight_decay": 0.0, "learning_rate": 1.0})
+    state = {name: torch.zeros(10_000) for name in ("exp_avg", "exp_avg_sq", "exp_avg_beta2")}
+    generator, workers = torch.Generator().manual_seed(update), 16
+    for number in range(1, update + 1):
+        gradient, step = torch.randn(10_000, generator=generator), torch.zeros(10_000)
+        how = {"coefficient": 1.0, "update": number, "step": number, "workers": workers}
+        rule.apply(parameters=step, state=state, gradient=gradient, **how)
+    first, second, slow = (state[name].double() for name in ("exp_avg", "exp_avg_sq", "exp_avg_beta2"))
+    first, unbiased = first / (1 - 0.9**update), 1 - 0.95**update
+    square, second = (slow / unbiased) ** 2, second / unbiased
+    papers = first / (square + (second - square).clamp(min=0) / workers).sqrt()
+    assert (step.double().abs() <= papers.abs() * math.sqrt(2) * (1 + 1e-5)).all()

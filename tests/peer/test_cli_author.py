@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hetpeer.averaging.optim.adam import AdamW
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
@@ -110,6 +111,11 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
         outer=Outer(learning_rate=0.7, momentum=0.8),
     )
     assert manifest.optimizer_state == ("momentum_buffer", "outer_anchor", "outer_momentum")
+    adamw = manifest.training.model_copy(update={"optimizer": AdamW()})
+    both = manifest.model_copy(update={"averaging": AveragingSettings(corrected=True), "training": adamw})
+    assert both.optimizer_state == ("exp_avg", "exp_avg_sq", "exp_avg_beta2")
+    usual = manifest.model_copy(update={"averaging": AveragingSettings(), "training": adamw})
+    assert (both.upkeep.kept, both.upkeep.in_state) == (usual.upkeep.kept + 1, usual.upkeep.in_state + 1)
     assert (manifest.training.staleness, manifest.training.fresh_steps) == (1, 7)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.peer.watching.perfetto import perfetto
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
@@ -71,13 +72,19 @@ def all_batches_once(swarm: Swarm) -> None:
 
 
 async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(swarm: Swarm) -> None:
-    volunteers = await clusters_of_two(swarm, "abcd", before="patient")
+    """With second moments for their mean: the first moment that they need is in the checkpoint."""
+    corrected = AveragingSettings(span=2, corrected=True)
+    volunteers = await clusters_of_two(swarm, "abcd", corrected, before="patient")
     await swarm.finished(swarm.children[0], *volunteers)
     all_batches_once(swarm)
     assert {record.get("cluster", 0) for record in swarm.records("commit")} == {0, 1}
     assert not swarm.records("dissolved")
     averages = swarm.records("average")
     assert len(averages[-1]["clusters"]) == 2
+    assert {record["workers"] for record in swarm.records("commit")} == {1, 2}
+    store, stored = CheckpointStore(swarm.run, swarm.run.layouts()), swarm.records("checkpoint")[-1]
+    for block in range(len(swarm.run.manifest.blocks)):
+        assert store.load_state(stored, block).optimizer["exp_avg_beta2"].any(), block
     assert all(sorted(record["sums"], key=int) for record in averages)
 
 

@@ -69,6 +69,11 @@ class UpdateRule(BaseModel, ABC):
     def keeps(self) -> tuple[str, ...]:
         """Names of the state vectors, each as long as the parameters and zero before the first update."""
 
+    @property
+    def keeps_of_mean(self) -> tuple[str, ...]:
+        """Names of further vectors, kept where gradients of several workers count as one mean (`workers`)."""
+        return ()
+
     @abstractmethod
     def prepare(self, now: UpdateContext) -> Change:
         """The function that makes this update on one chunk of the vectors.
@@ -128,7 +133,8 @@ class RuleApplication:
                 workers=workers,
             )
         )
-        kept = [(name, state[name]) for name in self._rule.keeps]
+        of_mean = [name for name in self._rule.keeps_of_mean if name in state]
+        kept = [(name, state[name]) for name in (*self._rule.keeps, *of_mean)]
         with torch.no_grad():
             # A GPU has no use for chunks: each is a dozen kernels to start.
             size = CHUNK if parameters.device.type == "cpu" else max(len(parameters), 1)

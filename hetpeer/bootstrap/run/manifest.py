@@ -170,7 +170,9 @@ class Manifest(ManifestPart):
     @property
     def optimizer_state(self) -> tuple[str, ...]:
         """Names of the vectors kept of a block besides its parameters (stages/block/block_state.py)."""
-        return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
+        rule = self.training.optimizer
+        of_mean = rule.keeps_of_mean if self.averaging is not None and self.averaging.corrected else ()
+        return rule.keeps + of_mean + (() if self.outer is None else self.outer.keeps)
 
     @property
     def upkeep(self) -> Upkeep:

@@ -240,7 +240,8 @@ def init(
         bool,
         typer.Option(
             "--corrected",
-            help="With --mode grouped and AdamW: divide the gradient's variance by the size of the group.",
+            help="With --mode grouped and AdamW or NAdam: divide the gradient's variance by the size of the "
+            "group. Takes one more number for each parameter.",
         ),
     ] = False,
     robust: Annotated[
