@@ -36,6 +36,8 @@ class PipelineSetting:
     sleep_s: float = 0.0
     chance: float = 0.1
     """Chance that a stage sleeps before an iteration."""
+    tick_s: float = 0.0
+    """Seconds between two looks at the clock; 0: one when each wait window ends."""
 
 
 class SimPipelines:
@@ -104,7 +106,10 @@ class SimPipelines:
                 self._scheduler.averaged(took)
             for member in group.members:
                 self.timeline.after(took, self._rows[member][group.stage].begin)
-        wait = self._scheduler.due_at - self.timeline.now
+        due, tick_s = self._scheduler.due_at, self.setting.tick_s
+        if tick_s and due < math.inf:
+            due = math.ceil(due / tick_s) * tick_s
+        wait = due - self.timeline.now
         if 0 < wait < math.inf:
             self.timeline.after(wait, self._tick)
 

@@ -8,6 +8,7 @@ folded log (`History`) is all that is needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class Coordinator:
     >>> Coordinator(whole_run(config, History.of(records)), now=0.0).start()  # doctest: +SKIP
     [Record(record={'kind': 'reign', 'term': 1})]
     """
+
+    due_at = math.inf
+    """As in a grouped run, where `tick` is due at other times than the regular ones."""
 
     def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None = None) -> None:
         self._context = context

@@ -67,6 +67,11 @@ class GroupQueue:
         """Empty the queue: no groups form any more."""
         self.leave(list(self._present), now)
 
+    @property
+    def due_at(self) -> float:
+        """End of the wait window; infinite if there is none, past while clusters wait for others."""
+        return self._scheduler.due_at
+
     def tick(self, now: float) -> Groups:
         """Form groups whose waiting time is over."""
         return self._formed(self._scheduler.tick(now))

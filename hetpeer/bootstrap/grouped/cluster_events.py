@@ -6,6 +6,7 @@ queue up and average, and at the end the run is closed. This module alone sets t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,11 @@ class ClusterEvents:
                 break
             done += more
         return done
+
+    @property
+    def due_at(self) -> float:
+        """Time of the next `tick` that is not to be late; infinite or past if there is none."""
+        return math.inf if self.state is CoordinatorState.FINISHED else self._queue.due_at
 
     def tick(self, now: float) -> list[Effect]:
         """Form groups of clusters that have waited long enough."""

@@ -188,8 +188,13 @@ class GroupedRun:
         for cluster in self.clusters:
             cluster.coordinator.renewed(now)
 
+    @property
+    def due_at(self) -> float:
+        """End of a wait window, at which `tick` is due; infinite or past if none runs."""
+        return self._events.due_at
+
     def tick(self, now: float) -> list[Effect]:
-        """Check leases, graces and deadlines. To be called a few times a second."""
+        """Check leases, graces and deadlines. To be called a few times a second, and at `due_at`."""
         if self.state is CoordinatorState.FINISHED:
             return []
         effects = [*self._unassigned.tick(now), *self._events.settle(self._silence(now), now)]

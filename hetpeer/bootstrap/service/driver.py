@@ -25,6 +25,7 @@ from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.alarm import Alarm
 from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.evidence_keeper import EvidenceKeeper
 from hetpeer.bootstrap.service.sample_trials import SampleTrials
@@ -75,6 +76,8 @@ class CoordinatorService:
         """Volunteer → the network it came from: its stream may be down when another volunteer comes."""
         self._sessions = VolunteerSessions(self, clock, message_bounds(run.manifest))
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
+        self._alarm = Alarm(clock, lambda: self._hear(self.core.tick))
+        """Rings when the core is due before the next regular tick."""
         self._saving: asyncio.Task[None] | None = None
         """The records that were saved last, or are being saved."""
         self._collecting: asyncio.Task[None] | None = None
@@ -117,6 +120,7 @@ class CoordinatorService:
         except* DeposedError:
             _log.warning("another reliable peer leads the run now")
         finally:
+            self._alarm.stop()
             self._sessions.close()
         heed_cancellation()
         return None
@@ -148,8 +152,10 @@ class CoordinatorService:
                     self._tell_amendment(channel)
 
     def _queue(self, effects: Sequence[d.Effect]) -> None:
+        """Queue what an event has led to; it may also have changed when the core is due."""
         for effect in effects:
             self._effects.put_nowait(effect)
+        self._alarm.set(self.core.due_at)
 
     async def _consume(self) -> None:
         """Carry out the core's effects in order: a record is durable before an effect that depends on it."""
@@ -270,6 +276,7 @@ class CoordinatorService:
             self._break_off(error)
 
     def _break_off(self, error: Exception) -> None:
+        self._alarm.stop()
         self._sessions.close()
         if not self.halted.done():
             self.halted.set_exception(error)

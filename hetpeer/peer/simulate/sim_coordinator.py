@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class SimCoordinator:
     core: Core | None = None
     """None while the coordinator is down."""
     life: int = 0
+    _due: float = math.inf
+    """Time at which the core is called before its next regular tick."""
 
     def __post_init__(self) -> None:
         self._gate = Gate(self._world)
@@ -53,6 +56,22 @@ class SimCoordinator:
         if self.core is not None:
             self._observer.coordinator_event(self.core.state.value, name)
             self._perform(act(self.core, self._world.now))
+            self._wake_when_due()
+
+    def _wake_when_due(self) -> None:
+        """As the product's alarm: call the core at the time that it names (`due_at`)."""
+        due = math.inf if self.core is None else self.core.due_at
+        if due == self._due:
+            return
+        self._due, wait, life = due, due - self._world.now, self.life
+
+        def ring() -> None:
+            if self.core is not None and life == self.life and due == self._due:
+                self._due = math.inf
+                self.event("tick", lambda core, now: core.tick(now))
+
+        if 0 < wait < math.inf:
+            self._world.after(wait, lambda: self._gate.enter(ring))
 
     def _tick(self, life: int) -> None:
         def tick() -> None:
