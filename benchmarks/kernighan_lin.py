@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     options = parser.parse_args()
     figures = measure(options)
-    return report.finish("kernighan_lin", figures, options, show)
+    return report.finish("kernighan-lin", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def main() -> int:
         )
         for name, one in rows.items()
     }
-    name = "lab_lines" if options.only == list(WHERE) else "lab_lines-some"
+    name = "lab-lines" if options.only == list(WHERE) else "lab-lines-some"
     figures = {"seconds": SETTLE_S, "networks": rows, "goals": goals, "met": all(goals.values())}
     return report.finish(name, figures, options, show)
 

@@ -172,7 +172,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     options = report.parser(__doc__ or "").parse_args()
-    return report.finish("networkx_parts", measure(options), options, show)
+    return report.finish("networkx-parts", measure(options), options, show)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,11 @@ def test_help_answers_at_once(arguments: list[str]) -> None:
     assert min(ours) < 2 * min(smallest)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], *([command, "--help"] for command in ("status", "demo", "inspect", "plan"))],
+    ids=" ".join,
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = f"""
 import sys
@@ -123,7 +127,7 @@ sys.argv = ["hetpeer", *{arguments!r}]
 try:
     main.run()
 finally:
-    heavy = "torch numpy hivemind asyncio cryptography uvloop"
+    heavy = "torch numpy hivemind asyncio cryptography uvloop networkx"
     print(sorted(set(heavy.split()).intersection(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run(

@@ -47,5 +47,7 @@ async def test_a_volunteer_loads_few_modules_of_the_bootstrap_package(swarm: Swa
         await end_all([volunteer])
     loaded = path.read_text().split()
     assert "hetpeer.peer.daemon.volunteer_life" in loaded
+    roots = {name.partition(".")[0] for name in loaded}
+    assert roots.isdisjoint({"torch", "networkx", "transformers"})
     ours = [name for name in loaded if name.startswith("hetpeer.bootstrap.")]
     assert len(ours) <= MOST_OF_BOOTSTRAP, ours

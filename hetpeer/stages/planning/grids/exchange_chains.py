@@ -2,8 +2,9 @@
 they are no worse.
 
 Pure. On networks without structure the worst device of a group says little about where to go, and annealing
-by it is slow. The sum over all pairs of a group says more, and the best of all exchanges by that sum is known
-from one table (Kernighan & Lin, 1970). The real cost (Eq. 1 of DT-FM) decides which grids are kept.
+by it is slow. A sum over all pairs of a group says more, and the best of all exchanges by that sum is known
+from one table (Kernighan & Lin, 1970). It is a sum of cubes, in which slow pairs count most: the real cost
+(Eq. 1 of DT-FM) is that of the worst, and decides which grids are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from hetpeer.stages.planning.grids.grid_costs import Prices
 from hetpeer.stages.planning.grids.group_path import Floats, Ints
 from hetpeer.stages.planning.grids.population import GridPopulation
 
+POWER = 3
+"""Power of the prices that are added up."""
 KICK = 3
 """Random exchanges before a descent."""
 RENEWED = 10
@@ -29,12 +32,13 @@ class ExchangeChains:
 
     In the even ones the sum is of all pairs' prices for reduces (Eq. 2). In the odd ones it is of their
     prices for activations less those for reduces, in which latency cancels out (the gain of DT-FM's code).
+    Prices count by their POWER-th power.
     """
 
     def __init__(self, prices: Prices, members: Ints, on: Callable[[], bool]) -> None:
         """Descend from `members`; `on` as in `GridPopulation.reorder`."""
         self._prices = prices
-        kinds = np.stack([prices.reducing, prices.passing - prices.reducing])
+        kinds = np.stack([prices.reducing, prices.passing - prices.reducing]) ** POWER
         self._weights: Floats = kinds[np.arange(len(members)) % 2]
         self._put(self._descended(members), on)
 
@@ -77,27 +81,29 @@ class ExchangeChains:
     def _descended(self, members: Ints) -> Ints:
         """The grids after the best exchange by their sums, again and again until none helps."""
         chains, groups, replicas = members.shape
-        flat = members.reshape(chains, -1).copy()
+        flat = members.reshape(chains, -1)
         devices = flat.shape[1]
         group = np.empty_like(flat)
         np.put_along_axis(group, flat, np.repeat(np.arange(groups), replicas)[None], axis=1)
-        towards = self._weights @ np.eye(groups)[group]
+        inside = np.eye(groups)[group]
+        """[chain, device, group]: 1 if the device is in the group, else 0."""
+        towards = self._weights @ inside
         """[chain, device, group]: its sum over the devices of the group."""
         noticed = -NOTICED * self._weights.mean()
         active = np.arange(chains)
         while len(active):
-            own, table = group[active], towards[active]
-            gain = np.take_along_axis(table, np.broadcast_to(own[:, None], (len(own), devices, devices)), 2)
-            gain -= np.take_along_axis(table, own[:, :, None], 2)
-            change = gain + gain.transpose(0, 2, 1) - 2 * self._weights[active]
-            change[own[:, :, None] == own[:, None, :]] = 0.0
-            best = change.reshape(len(own), -1).argmin(axis=1)
+            weights, within = self._weights[active], inside[active].transpose(0, 2, 1)
+            table = towards[active]
+            gain = table @ within - np.einsum("cdk,ckd->cd", table, within)[:, :, None]
+            change = gain + gain.transpose(0, 2, 1) - 2 * weights
+            change[group[active, :, None] == group[active, None, :]] = 0.0
+            best = change.reshape(len(active), -1).argmin(axis=1)
             one, other = np.divmod(best, devices)
-            helps = change[np.arange(len(own)), one, other] < noticed
-            active, one, other = active[helps], one[helps], other[helps]
+            helps = change[np.arange(len(active)), one, other] < noticed
+            active, one, other, weights = active[helps], one[helps], other[helps], weights[helps]
             here, there = group[active, one], group[active, other]
             group[active, one], group[active, other] = there, here
-            weights = self._weights[active]
+            inside[active, one], inside[active, other] = inside[active, other], inside[active, one]
             row = np.arange(len(active))
             moved = weights[row, other] - weights[row, one]
             towards[active, :, here] += moved

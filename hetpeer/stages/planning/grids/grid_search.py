@@ -75,9 +75,8 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
         if one.cost < best:
             best, found = one.cost, one.members
         if not round_ and stages <= group_path.EXACT and on():
-            chains = tries.kicked(random, on)
+            bare = tries.kicked(random, on) < NEAR * best
             evaluations += KICKS * TRIED
-            bare = chains.best[0] < NEAR * best
         round_ += 1
     return GridSearchResult(cost_of(prices, found), evaluations)
 
@@ -91,25 +90,33 @@ class _Tries:
     def __init__(self, prices: Prices, stages: int, replicas: int) -> None:
         self._prices, self._shape = prices, (stages, replicas)
         self._found: list[Annealed] = []
+        self._chains: ExchangeChains | None = None
+        """Chains of the next try, if it has begun."""
 
-    def kicked(self, random: np.random.Generator, on: Callable[[], bool]) -> ExchangeChains:
-        """Chains from random grids, or, if enough is found, from that."""
+    def kicked(self, random: np.random.Generator, on: Callable[[], bool]) -> float:
+        """Begin a try: chains from random grids, or, if enough is found, from that. Returns the least cost
+        of its grids, in seconds.
+        """
         count = self._shape[0] * self._shape[1]
         members = [random.permutation(count).reshape(self._shape) for _ in range(TRIED)]
         if len(self._found) % MIXED == MIXED - 1:
             known = sorted(self._found, key=lambda one: one.cost)[: TRIED // 2]
             members[: len(known)] = [one.members for one in known]
-        chains = ExchangeChains(self._prices, np.array(members, dtype=np.intp), on)
-        chains.kick(random, KICKS, on)
-        return chains
+        self._chains = ExchangeChains(self._prices, np.array(members, dtype=np.intp), on)
+        self._chains.kick(random, KICKS, on)
+        return self._chains.best[0]
 
     def anneal(self, random: np.random.Generator, on: Callable[[], bool]) -> Annealed:
-        """One try."""
-        chains = self.kicked(random, on)
-        members = chains.members[np.arange(WIDTH) % TRIED]
+        """One try, the one that has begun if any."""
+        begun = self._chains is not None
+        if self._chains is None:
+            self.kicked(random, on)
+        assert self._chains is not None
+        members = self._chains.members[np.arange(WIDTH) % TRIED]
+        self._chains = None
         one = anneal(self._prices, members, random, STEPS, max(HOT), on)
         self._found.append(one)
-        return one._replace(evaluations=one.evaluations + KICKS * TRIED)
+        return one if begun else one._replace(evaluations=one.evaluations + KICKS * TRIED)
 
 
 def _starts(sorted_members: Ints, found: Ints, random: np.random.Generator) -> Ints:
