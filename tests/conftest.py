@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hetpeer.bootstrap.audit import segment_replay
+from hetpeer.bootstrap.audit import grouped_replay, segment_replay
 from tests.amounts import EXAMPLES, PROOF_PROFILE, SHARE
 from tests.reference import reference_run
 from tests.swarm.forkserver import ForkServer
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 @pytest.fixture
 def forked_replay(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute replays in forks of the server."""
-    for module in (reference_run, segment_replay):
+    for module in (reference_run, segment_replay, grouped_replay):
         monkeypatch.setattr(module, "run_child", server.run_child)
 
 

@@ -13,7 +13,7 @@ from hetpeer.bootstrap.audit.segment_replay import SegmentMachine
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import AveragingSettings
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings
 from hetpeer.bootstrap.storage.checkpoints import initial_record, record_of
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
@@ -190,11 +190,27 @@ def test_a_run_that_has_not_begun_has_nothing_to_compare(fresh: RunDirectory) ->
     assert (replayed.ok, replayed.steps, replayed.equal) == (True, 0, 0)
 
 
-def test_a_grouped_run_cannot_be_computed_again(fresh: RunDirectory) -> None:
-    resign(fresh, averaging=AveragingSettings(window_s="all"))
-    with pytest.raises(LocalError) as caught:
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"averaging": AveragingSettings(robust=True)}, "clipped"),
+        ({"averaging": AveragingSettings(), "links": LinkSettings(reduce="int8")}, "round tensors"),
+        ({"averaging": AveragingSettings(), "links": LinkSettings(codec="int8")}, "round tensors"),
+    ],
+)
+def test_a_grouped_run_whose_numbers_one_machine_cannot_get(
+    fresh: RunDirectory, changes: dict[str, Any], why: str
+) -> None:
+    resign(fresh, **changes)
+    with pytest.raises(LocalError, match=why) as caught:
         replay(fresh.path)
     assert (caught.value.code, caught.value.exit_code) == ("HP-AUDIT-002", ExitCode.CONFIG)
+
+
+def test_a_grouped_run_that_has_not_begun_has_nothing_to_compare(fresh: RunDirectory) -> None:
+    resign(fresh, averaging=AveragingSettings(window_s="all"))
+    replayed = replay(fresh.path)
+    assert (replayed.ok, replayed.steps, replayed.equal) == (True, 0, 0)
 
 
 def test_too_little_memory_is_one_clear_line(

@@ -1,15 +1,18 @@
 """Clusters of real processes that train batches of their own and average (mode `grouped`)."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.peer.watching.perfetto import perfetto
+from tests.bootstrap.engine import rewrite_log
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
 
@@ -64,27 +67,41 @@ def all_batches_once(swarm: Swarm) -> None:
     told = verdict.contributed
     assert (sum(told.used.values()), told.waiting, told.silent) == (verdict.counted, 0, 0)
     losses = [record["loss"] for record in swarm.records("evaluation")]
-    assert losses[-1] < losses[0]
+    assert losses[-1] < losses[0], losses
     lines = [json.loads(line) for line in swarm.run.metrics_path.read_text().splitlines()]
     batches = [line["batch"] for line in lines if line["kind"] == "step"]
     assert sorted(batches) == [*range(swarm.run.manifest.training.steps)], "the written curve has each once"
     assert lines[-1]["kind"] == "evaluation"
 
 
-async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(swarm: Swarm) -> None:
-    """With second moments for their mean: the first moment that they need is in the checkpoint."""
-    corrected = AveragingSettings(span=2, corrected=True)
-    volunteers = await clusters_of_two(swarm, "abcd", corrected, before="patient")
+def computed_again(swarm: Swarm) -> None:
+    """One machine gets the bits of every batch and every installed mean."""
+    replayed = replay(swarm.run.path)
+    assert replayed.ok, replayed.problems
+    installed = [
+        one for r in swarm.records() if r["kind"] in ("average", "installed") for one in r["installed"]
+    ]
+    assert replayed.equal == replayed.steps == len(swarm.records("commit")) + len(installed)
+    assert replayed.evaluations == len(swarm.records("evaluation"))
+
+
+async def test_two_clusters_share_the_batches_and_one_machine_gets_the_same(swarm: Swarm) -> None:
+    """With an outer optimizer, and second moments for their mean: what these keep is in the checkpoint."""
+    outer = Outer(learning_rate=0.7, momentum=0.5)
+    settings = AveragingSettings(span=2, corrected=True, outer=outer)
+    volunteers = await clusters_of_two(swarm, "abcd", settings, before="patient")
     await swarm.finished(swarm.children[0], *volunteers)
     all_batches_once(swarm)
     assert {record.get("cluster", 0) for record in swarm.records("commit")} == {0, 1}
     assert not swarm.records("dissolved")
     averages = swarm.records("average")
     assert len(averages[-1]["clusters"]) == 2
+    computed_again(swarm)
     assert {record["workers"] for record in swarm.records("commit")} == {1, 2}
     store, stored = CheckpointStore(swarm.run, swarm.run.layouts()), swarm.records("checkpoint")[-1]
     for block in range(len(swarm.run.manifest.blocks)):
-        assert store.load_state(stored, block).optimizer["exp_avg_beta2"].any(), block
+        kept = store.load_state(stored, block).optimizer
+        assert all(kept[name].any() for name in ("exp_avg_beta2", "outer_anchor", "outer_momentum")), block
     assert all(sorted(record["sums"], key=int) for record in averages)
 
 
@@ -112,6 +129,38 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     vectors = [4 * block.vector_count for block in swarm.run.manifest.blocks]
     assert sent
     assert max(sent) < 0.3 * max(vectors)
+
+
+@pytest.mark.proof
+async def test_one_machine_gets_the_bits_of_clusters_that_come_and_go(swarm: Swarm) -> None:
+    """With overlapping steps, and means that are installed later than they were taken."""
+    outer = Outer(learning_rate=0.7, momentum=0.5)
+    settings = AveragingSettings(span=2, interval=2, delayed=True, corrected=True, outer=outer)
+    training = {"steps": ENDLESS, "checkpoint_every": 4, "staleness": 1}
+    volunteers = await clusters_of_two(swarm, "abcd", settings, **training)
+    await until(lambda: averaged(swarm, {0, 1}), "they have averaged", 100.0)
+    await volunteers.pop().kill()
+    await until(lambda: swarm.records("dissolved"), "its cluster has fallen apart")
+    volunteers.append(swarm.volunteer("e"))
+    await until(lambda: averaged_with_a_new_one(swarm), "a new one has taken its place", within_s=100.0)
+    await until(lambda: any(r["installed"] for r in swarm.records("installed")), "one was installed later")
+    await swarm.left_in_order(volunteers)
+    replayed = replay(swarm.run.path)
+    assert replayed.ok, replayed.problems
+    decided = len(swarm.records("commit")) + sum(
+        len(r["installed"]) for r in swarm.records() if r["kind"] in ("average", "installed")
+    )
+    assert replayed.equal == replayed.steps
+    assert replayed.steps >= 0.8 * decided, "the killed volunteer's last lines may be missing"
+
+    def edit(records):
+        late = [r for r in records if r["kind"] == "commit" and r.get("cluster", 0) > 1]
+        late[0]["loss"] = math.nextafter(late[0]["loss"], math.inf)
+
+    rewrite_log(swarm.run, edit)
+    (problem,) = replay(swarm.run.path).problems
+    assert problem.endswith("the loss is not what one machine gets")
+    assert "of cluster" in problem
 
 
 @pytest.mark.proof

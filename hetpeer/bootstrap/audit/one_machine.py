@@ -40,12 +40,12 @@ from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.file_pieces import FilePart, read
 from hetpeer.stages.block.arithmetic import arithmetic_of
-from hetpeer.stages.block.block_state import layout_of
+from hetpeer.stages.block.block_state import State, layout_of
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
 from hetpeer.stages.block.rounding import ROOM, UNIT
-from hetpeer.stages.block.state_file import write_state
+from hetpeer.stages.block.state_file import StateFile, write_state
 from hetpeer.stages.block.tensor_file import StoredTensor, read_constants
 from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
@@ -66,25 +66,35 @@ NOISE_SEEDS = 1 << 10
 """Numbers that `noise` may have."""
 
 
-class OneMachine:
-    """A run's model, of the blocks `specs`, at the state of the checkpoint `base`."""
+def stored_states(run: RunDirectory, specs: Sequence[BlockSpec], base: Mapping[str, Any]) -> list[StateFile]:
+    """States of the blocks `specs` in the checkpoint `base`."""
+    store = CheckpointStore(run, run.layouts())
+    return [store.state(base, spec.index) for spec in specs]
 
-    def __init__(self, run: RunDirectory, specs: Sequence[BlockSpec], base: Mapping[str, Any]) -> None:
+
+def digest_of_sum(total: Tensor) -> str:
+    """Digest of a block's sum, as holders vote on it."""
+    return blake3(total.numpy().data.cast("B")).hexdigest()
+
+
+class OneMachine:
+    """A run's model, of the blocks `specs`, with a copy of `states`."""
+
+    def __init__(self, run: RunDirectory, specs: Sequence[BlockSpec], states: Sequence[State]) -> None:
         self._manifest = run.manifest
         self._training = run.manifest.training
         self._data = run.batches()
         self._plan = run.weighted_plan()
         self._ties = Ties(run.manifest.ties)
         self._specs = specs
-        store = CheckpointStore(run, run.layouts())
         constants = _constants(run, specs)
         outer = None if run.manifest.outer is None else outer_of(run.manifest.outer.model_dump())
         groups = tuple((group.pattern, group.changes) for group in self._training.groups)
-        self._blocks = [
+        self.blocks = [
             HeldBlock(
                 spec,
                 {name: constants[name] for name in spec.buffer_specs},
-                store.state(base, spec.index),
+                state,
                 BlockRules(
                     segments=segments(spec, self._training.update, groups, rule_of),
                     keeps=run.manifest.optimizer_state,
@@ -92,7 +102,7 @@ class OneMachine:
                 ),
                 Residence(device=CPU),
             )
-            for spec in specs
+            for spec, state in zip(specs, states, strict=True)
         ]
 
     def step(self, work: Mapping[str, Any], oldest: int, *, sketched: bool) -> dict[str, Any]:
@@ -101,7 +111,7 @@ class OneMachine:
         `sketched`: with a sketch of each block's gradient.
         """
         number, orders = work["step"], work["orders"]
-        folding = [Folding(held, number, order) for held, order in zip(self._blocks, orders, strict=True)]
+        folding = [Folding(held, number, order) for held, order in zip(self.blocks, orders, strict=True)]
         losses, weights = {}, self._plan.training_weights(work["batch"])
         for microbatch in ids_in_turn(orders):
             passes, here = self._forward(number, work, microbatch)
@@ -114,7 +124,7 @@ class OneMachine:
         squares = list(map(self._squared_norm, range(len(totals)), totals))
         norm = math.sqrt(math.fsum(squares))
         coefficient = clip_coefficient(norm, self._training.clip_norm)
-        for held, total in zip(self._blocks, totals, strict=True):
+        for held, total in zip(self.blocks, totals, strict=True):
             held.update(InMemory(total), self._update(held.spec.index, work, coefficient, oldest))
         return {
             "step": number,
@@ -122,8 +132,8 @@ class OneMachine:
             "norm": norm,
             "squares": squares,
             "coefficient": coefficient,
-            "gradients": [blake3(total.numpy().data.cast("B")).hexdigest() for total in totals],
-            "states": [held.digest() for held in self._blocks],
+            "gradients": list(map(digest_of_sum, totals)),
+            "states": [held.digest() for held in self.blocks],
             "computable": computable,
             "losses": [losses[microbatch] for microbatch in sorted(losses)],
             "sketches": [_sketch(total) for total in totals] if sketched else [],
@@ -132,7 +142,7 @@ class OneMachine:
     def disturb(self, key: int) -> None:
         """Move each parameter by up to ROOM roundings, at random but alike for the same `key`."""
         generator = torch.Generator().manual_seed(key)
-        for held in self._blocks:
+        for held in self.blocks:
             parameters = held.vector.piece(0, held.spec.parameter_count)
             moved = torch.rand(len(parameters), generator=generator).mul_(2).sub_(1).mul_(ROOM * UNIT)
             parameters.add_(parameters * moved)
@@ -165,7 +175,7 @@ class OneMachine:
     def save(self, folder: Path) -> None:
         """Write the present states as `block-N.safetensors` into the new `folder`."""
         folder.mkdir()
-        for held in self._blocks:
+        for held in self.blocks:
             with GrowingFile(path := folder / f"block-{held.spec.index}.safetensors") as file:
                 write_state(file, held, held.spec.index, layout_of(held.spec))
                 file.keep(path)
@@ -178,9 +188,9 @@ class OneMachine:
         arrays = self._data.microbatch(work["batch"], microbatch)
         data = {name: torch.from_numpy(array) for name, array in arrays.items()}
         here = Pass(draw if train else None)
-        weights = [held.weights(base) for held in self._blocks]
+        weights = [held.weights(base) for held in self.blocks]
         batch = self._training.samples_of(microbatch)
-        return run_blocks(self._blocks, weights, {}, data, batch, here, train=train), here
+        return run_blocks(self.blocks, weights, {}, data, batch, here, train=train), here
 
     def _backward(
         self, passes: Sequence[BlockPass], of_step: float
@@ -331,7 +341,8 @@ def main(directory: Path, work_path: Path, out_path: Path) -> None:
             if work["rounds_once"]:
                 for step in segment["steps"]:
                     step["orders"] = [reversed_order(order) for order in step["orders"]]
-            machine, stops = OneMachine(run, specs, segment["base"]), segment["arithmetic"] == arithmetic
+            machine = OneMachine(run, specs, stored_states(run, specs, segment["base"]))
+            stops = segment["arithmetic"] == arithmetic
             with RoundedOnce() if work["rounds_once"] else nullcontext():  # type: ignore[no-untyped-call]
                 for result in results(machine, segment, work["noise"], stops=stops):
                     out.write(json.dumps({"segment": number, **result}) + "\n")

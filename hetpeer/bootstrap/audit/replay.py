@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 
+from hetpeer.bootstrap.audit.grouped_replay import replay_grouped
 from hetpeer.bootstrap.audit.replay_result import Replay
 from hetpeer.bootstrap.audit.replay_script import ReplayScript, Segment
 from hetpeer.bootstrap.audit.segment_replay import judge
@@ -27,7 +28,6 @@ from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record
-from hetpeer.dht.base.errors import ExitCode, LocalError
 
 THREADS = re.compile(r", (\d+) threads?,")
 
@@ -35,39 +35,30 @@ THREADS = re.compile(r", (\d+) threads?,")
 def replay(directory: Path, *, sample: int | None = None, processes: int | None = None) -> Replay:
     """Compute the surviving steps again, segments side by side, and compare.
 
-    `sample`: draw so many steps, and compute only them and those between the last checkpoint and them.
-    `processes`: children at a time; None: one for each processor core. Raises `LocalError` HP-AUDIT-001 if a
-    child fails, HP-AUDIT-002 for a grouped run, HP-DISK-*.
+    `sample`: draw so many steps, and compute only them and those between the last checkpoint and them; of a
+    grouped run all are computed, in one child. `processes`: children at a time; None: one for each processor
+    core. Raises `LocalError` HP-AUDIT-001 if a child fails, HP-AUDIT-002 for a grouped run whose bits this
+    machine cannot get, HP-DISK-*.
 
         assert replay(Path("run")).ok
     """
     run = RunDirectory.open(directory)
-    _refuse_grouped(run)
-    records = list(read_log(run.log_path))
-    script = ReplayScript.of(records, Evidence.read(run.volunteers, run.run_id), len(run.manifest.blocks))
+    records, evidence = list(read_log(run.log_path)), Evidence.read(run.volunteers, run.run_id)
+    if run.manifest.averaging is not None:
+        return replay_grouped(run, records, evidence, _threads_of)
+    script = ReplayScript.of(records, evidence, len(run.manifest.blocks))
     segments = script.segments(_kept_checkpoints(run, records))
     found = Replay(steps=len(script.steps))
     if sample is not None and sample < found.steps:
         found.sample = sample
         segments = _with_steps(segments, SystemRandom().sample(range(found.steps), sample))
-    threads = _threads_of(segments)
+    threads = _threads_of({said for some in segments for one in some.steps for said in one.arithmetics})
     count = processes or len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(count) as pool:
         for judged in pool.map(lambda some: judge(run, some, threads), _shares(segments, count)):
             for one in judged:
                 found.add(one)
     return found
-
-
-def _refuse_grouped(run: RunDirectory) -> None:
-    if run.manifest.averaging is not None:
-        raise LocalError(
-            "HP-AUDIT-002",
-            "a grouped run cannot be trained again on one machine",
-            why="which clusters were ready together is part of what came out",
-            fix="leave out --replay: the audit itself needs the logs alone",
-            exit_code=ExitCode.CONFIG,
-        )
 
 
 def _kept_checkpoints(run: RunDirectory, records: Sequence[Record]) -> list[Record]:
@@ -91,10 +82,9 @@ def _with_steps(segments: Iterable[Segment], drawn: Iterable[int]) -> list[Segme
     return found
 
 
-def _threads_of(segments: Iterable[Segment]) -> int:
+def _threads_of(arithmetics: Iterable[str]) -> int:
     """Threads of the volunteers' workers, if all have as many; 1 otherwise."""
-    said = {arithmetic for segment in segments for one in segment.steps for arithmetic in one.arithmetics}
-    found = {int(number) for arithmetic in said for number in THREADS.findall(arithmetic)}
+    found = {int(number) for arithmetic in arithmetics for number in THREADS.findall(arithmetic)}
     return found.pop() if len(found) == 1 else 1
 
 

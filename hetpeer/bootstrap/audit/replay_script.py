@@ -8,13 +8,14 @@ one; a segment is computed on its own (one_machine.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from hetpeer.bootstrap.audit.log_checks import MajorityStatements
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, FoldingOrder
-from hetpeer.bootstrap.log.history import History, Record, decisions_of
+from hetpeer.bootstrap.log.history import Decision, History, Record, decisions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +130,7 @@ class ReplayScript:
             told = [heard.applied.get((*one.key, block), []) for block in range(blocks)]
             if not all(told):
                 break
-            sums = [_block_sum(events) for events in told]
-            holders = {holder for found in sums for holder in found.holders}
-            steps.append(
-                ReplayStep(
-                    step=step,
-                    batch=one.batch,
-                    behind=one.behind,
-                    workers=commit.get("workers", 1),
-                    loss=commit["loss"],
-                    norm=commit["norm"],
-                    squares=commit.get("squares", ()),
-                    coefficient=commit["coefficient"],
-                    blocks=sums,
-                    skipped=one.skipped,
-                    arithmetics=frozenset().union(*(known.get(holder, {""}) for holder in holders)),
-                )
-            )
+            steps.append(replay_step(commit, one, [block_sum(events) for events in told], known))
         return cls(
             steps=steps,
             evaluations=dict(history.evaluations),
@@ -197,18 +182,42 @@ class Difference:
     """Relative difference, where processors differ; None: equality was due."""
     bound: float | None = None
     """Relative difference that rounding can make."""
+    cluster: int = 0
+    """Cluster of a grouped run."""
 
     def __str__(self) -> str:
         name = f"block{'s' if len(self.blocks) > 1 else ''} {', '.join(map(str, self.blocks))}"
         where = f" of {name}" if self.blocks else ""
         whose = f" (computed by {', '.join(self.holders)})" if self.holders else ""
-        said = f"step {self.step}: the {self.what}{where} is not what one machine gets{whose}"
+        step = f"step {self.step} of cluster {self.cluster}" if self.cluster else f"step {self.step}"
+        said = f"{step}: the {self.what}{where} is not what one machine gets{whose}"
         return (
             said if self.off is None else f"{said}: {self.off:.1e} off, and rounding makes {self.bound:.1e}"
         )
 
 
-def _block_sum(events: Sequence[AppliedEvent]) -> BlockSum:
+def replay_step(
+    commit: Record, decision: Decision, sums: Sequence[BlockSum], arithmetics: Mapping[str, AbstractSet[str]]
+) -> ReplayStep:
+    """The step of a commit. `arithmetics`: volunteer → what its lines say of its machine."""
+    holders = {holder for found in sums for holder in found.holders}
+    return ReplayStep(
+        step=decision.step,
+        batch=decision.batch,
+        behind=decision.behind,
+        workers=commit.get("workers", 1),
+        loss=commit["loss"],
+        norm=commit["norm"],
+        squares=commit.get("squares", ()),
+        coefficient=commit["coefficient"],
+        blocks=sums,
+        skipped=decision.skipped,
+        arithmetics=frozenset().union(*(arithmetics.get(holder, {""}) for holder in holders)),
+    )
+
+
+def block_sum(events: Sequence[AppliedEvent]) -> BlockSum:
+    """A block's part of an update, by the lines of holders that agree on it."""
     said = events[0]
     any_order = tuple((holder, (tuple(sorted(ids)),)) for holder, ids in said.cover)
     return BlockSum(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.audit.child_process import run_child
 from hetpeer.bootstrap.audit.replay_result import Replay
-from hetpeer.bootstrap.audit.replay_script import Difference, ReplayStep, Segment
+from hetpeer.bootstrap.audit.replay_script import BlockSum, Difference, ReplayStep, Segment
 from hetpeer.bootstrap.audit.rounding import (
     NOISE_ROOM,
     OTHER_KERNELS,
@@ -64,6 +64,16 @@ def judge(run: RunDirectory, segments: Sequence[Segment], threads: int) -> list[
         return list(found.values())
 
 
+def child_failed(said: str) -> LocalError:
+    """The error HP-AUDIT-001 for a child that failed with `said` on its stderr."""
+    return LocalError(
+        "HP-AUDIT-001",
+        "the steps of the run cannot be computed again here",
+        why=(said.strip().splitlines() or ["it was killed, perhaps for its memory"])[-1],
+        fix="use a machine with memory for the whole model, its optimizer state and its gradients",
+    )
+
+
 class SegmentMachine:
     """Computes segments of `run` in child processes of `threads` threads; their files are in `folder`."""
 
@@ -92,12 +102,7 @@ class SegmentMachine:
         environment = OTHER_KERNELS if rounds_once else None
         status, said = run_child(ONE_MACHINE, [str(self._run.path), str(work), str(out)], environment)
         if status:
-            raise LocalError(
-                "HP-AUDIT-001",
-                "the steps of the run cannot be computed again here",
-                why=(said.strip().splitlines() or ["it was killed, perhaps for its memory"])[-1],
-                fix="use a machine with memory for the whole model, its optimizer state and its gradients",
-            )
+            raise child_failed(said)
         head, *lines = (json.loads(line) for line in out.read_text().splitlines())
         results: list[list[Result]] = [[] for _ in segments]
         for line in lines:
@@ -156,7 +161,7 @@ class SegmentReplay:
                     found.differences.append(Difference(step=version, what=what))
                     return found
                 found.evaluations += 1
-            elif difference := _difference(steps[one["step"]], one):
+            elif difference := step_difference(steps[one["step"]], one):
                 found.differences.append(difference)
                 return found
             else:
@@ -190,20 +195,29 @@ def _wrongly_skipped(results: Iterable[Result]) -> list[Difference]:
     ]
 
 
-def _difference(step: ReplayStep, computed: Result) -> Difference | None:
+def step_difference(step: ReplayStep, computed: Result, cluster: int = 0) -> Difference | None:
     """The most telling number of `step` that `computed` does not have; None if all are equal."""
+    if found := differing_blocks(step.step, step.blocks, computed, cluster):
+        return found
+    for what in ("loss", "norm", "coefficient"):
+        if getattr(step, what) != computed[what]:
+            return Difference(step=step.step, what=what, cluster=cluster)
+    told = zip(step.squares, computed["squares"], strict=False)
+    wrong = tuple(block for block, (ours, theirs) in enumerate(told) if ours != theirs)
+    return Difference(step=step.step, what="norm", blocks=wrong, cluster=cluster) if wrong else None
+
+
+def differing_blocks(
+    step: int, sums: Sequence[BlockSum], computed: Result, cluster: int = 0
+) -> Difference | None:
+    """The blocks whose sums, or else whose states, `computed` does not have; None if all are equal."""
     for what in ("gradient", "state"):
         blocks = tuple(
             block
-            for block, (ours, theirs) in enumerate(zip(step.blocks, computed[f"{what}s"], strict=True))
+            for block, (ours, theirs) in enumerate(zip(sums, computed[f"{what}s"], strict=True))
             if getattr(ours, what) != theirs
         )
         if blocks:
-            holders = sorted({peer for block in blocks for peer in step.blocks[block].holders})
-            return Difference(step=step.step, what=what, blocks=blocks, holders=tuple(holders))
-    for what in ("loss", "norm", "coefficient"):
-        if getattr(step, what) != computed[what]:
-            return Difference(step=step.step, what=what)
-    told = zip(step.squares, computed["squares"], strict=False)
-    wrong = tuple(block for block, (ours, theirs) in enumerate(told) if ours != theirs)
-    return Difference(step=step.step, what="norm", blocks=wrong) if wrong else None
+            holders = sorted({peer for block in blocks for peer in sums[block].holders})
+            return Difference(step=step, what=what, blocks=blocks, holders=tuple(holders), cluster=cluster)
+    return None

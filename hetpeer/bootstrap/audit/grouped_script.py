@@ -1,0 +1,198 @@
+"""A grouped run in an order in which one machine can compute it: batches, copies and averagings of clusters.
+
+Pure. The log decides in which order clusters were founded, trained batches and installed means; the
+volunteers' signed lines say in which order numbers were added up. What nobody has signed is left out, with
+all that needs it. The machine holds the parameters of all living clusters, since a mean is of several.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetpeer.bootstrap.audit.log_checks import MajorityStatements
+from hetpeer.bootstrap.audit.replay_script import BlockSum, ReplayStep, block_sum, replay_step
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence
+from hetpeer.bootstrap.log.history import Decision, Record, decisions_of
+
+Version = tuple[int, int]
+"""Cluster and version of its parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A mean that a cluster has installed as its step `step`."""
+
+    step: int
+    blocks: Sequence[BlockSum]
+    """What its holders signed, by block index."""
+
+
+@dataclass(slots=True)
+class GroupedScript:
+    """What to compute, in order, and what came out in the run."""
+
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    """Tasks of grouped_machine.py."""
+    expected: dict[int, tuple[int, ReplayStep | Installed | Record]] = field(default_factory=dict)
+    """Task → its cluster, and the run's numbers: of a batch, an installed mean or an evaluation."""
+
+    @classmethod
+    def of(cls, records: Sequence[Record], evidence: Evidence, blocks: int) -> GroupedScript:
+        """Script of the run with this log, as far as its volunteers' lines go."""
+        script = cls()
+        _Writer(script, records, evidence, blocks).write(records)
+        return script
+
+    @property
+    def steps(self) -> int:
+        """Batches and installed means that can be compared."""
+        return sum(isinstance(one, ReplayStep | Installed) for _, one in self.expected.values())
+
+    @property
+    def trained(self) -> list[ReplayStep]:
+        """The batches among them."""
+        return [one for _, one in self.expected.values() if isinstance(one, ReplayStep)]
+
+
+class _Writer:
+    """Writes the tasks of `script`, record by record."""
+
+    def __init__(
+        self, script: GroupedScript, records: Sequence[Record], evidence: Evidence, blocks: int
+    ) -> None:
+        self._script = script
+        self._applied = MajorityStatements.of(evidence.applied).applied
+        self._arithmetics = {
+            peer: {event.arithmetic for event in events} for peer, events in evidence.lives.items()
+        }
+        self._blocks = blocks
+        self._held: set[Version] = set()
+        """Versions that the machine has had."""
+        self._means: set[int] = set()
+        """Groups whose mean it has."""
+        self._stored: Version | None = None
+        """The last checkpoint; None: the initial parameters."""
+        self._trained: defaultdict[int, list[tuple[dict[str, Any], int]]] = defaultdict(list)
+        """Cluster → its tasks that train, each with the version of the gradient."""
+        averages = [record for record in records if record["kind"] == "average"]
+        self._copied = {(cluster, version) for record in averages for cluster, version in record["clusters"]}
+        evaluations = [record for record in records if record["kind"] == "evaluation"]
+        self._evaluated = {(record.get("cluster", 0), record["step"]): record for record in evaluations}
+        self._bases = _bases(records)
+        self._installed: defaultdict[int, list[Decision]] = defaultdict(list)
+        """Group → the decisions by which clusters install its mean."""
+        for record in records:
+            if record["kind"] in ("average", "installed"):
+                self._installed[record["group"]] += decisions_of(record)
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the tasks of all records."""
+        for record in records:
+            cluster = record.get("cluster", 0)
+            match record["kind"]:
+                case "founded":
+                    self._found(cluster, record["version"])
+                case "checkpoint":
+                    self._stored = cluster, record["version"]
+                case "commit":
+                    self._train(cluster, record)
+                case "average":
+                    self._average(record)
+                    self._install(record)
+                case "installed":
+                    self._install(record)
+                case "dissolved":
+                    self._task(do="end", cluster=cluster)
+                case _:
+                    pass
+        for tasks in self._trained.values():
+            oldest = None
+            for task, base in reversed(tasks):
+                after = task["step"] + 1
+                task["oldest"] = after if oldest is None else min(oldest, after)
+                oldest = base if oldest is None else min(oldest, base)
+
+    def _task(self, **task: Any) -> int:
+        self._script.tasks.append(task)
+        return len(self._script.tasks) - 1
+
+    def _found(self, cluster: int, version: int) -> None:
+        if self._stored is None or self._stored in self._held:
+            self._task(do="begin", cluster=cluster, base=self._stored)
+            self._reached(cluster, version)
+
+    def _reached(self, cluster: int, version: int) -> None:
+        """Write what is to be done with this version before the next one is made of it."""
+        here = cluster, version
+        self._held.add(here)
+        if here in self._evaluated:
+            skipped = self._evaluated[here].get("skipped", ())
+            task = self._task(do="evaluate", cluster=cluster, version=version, skipped=skipped)
+            self._script.expected[task] = cluster, self._evaluated[here]
+        if here in self._copied:
+            self._task(do="copy", cluster=cluster)
+        if here in self._bases:
+            self._task(do="keep", cluster=cluster, version=version)
+
+    def _train(self, cluster: int, commit: Record) -> None:
+        [decision] = decisions_of(commit)
+        told = self._told(decision)
+        base = decision.step - decision.behind
+        if (cluster, decision.step) not in self._held or (cluster, base) not in self._held or not all(told):
+            return
+        step = replay_step(commit, decision, [block_sum(events) for events in told], self._arithmetics)
+        task = self._task(do="train", cluster=cluster, **step.work())
+        self._trained[cluster].append((self._script.tasks[task], base))
+        self._script.expected[task] = cluster, step
+        self._reached(cluster, decision.step + 1)
+
+    def _average(self, record: Record) -> None:
+        """The mean, in the order of additions that some cluster of the group has signed."""
+        if not self._held.issuperset((cluster, version) for cluster, version in record["clusters"]):
+            return
+        orders = []
+        for block in range(self._blocks):
+            told = (self._told(decision)[block] for decision in self._installed[record["group"]])
+            events = next(filter(None, told), None)
+            if events is None:
+                return
+            orders.append([cluster for _, ids in events[0].cover for cluster in ids])
+        self._means.add(record["group"])
+        self._task(do="average", group=record["group"], orders=orders)
+
+    def _install(self, record: Record) -> None:
+        for decision in decisions_of(record):
+            told, cluster = self._told(decision), decision.cluster
+            unknown = record["group"] not in self._means or (cluster, decision.step) not in self._held
+            if unknown or not all(told):
+                continue
+            blocks = [block_sum(events) for events in told]
+            task = self._task(
+                do="install",
+                cluster=cluster,
+                group=record["group"],
+                plan=decision.plan,
+                of=len(decision.clusters),
+                states=[block.state for block in blocks],
+            )
+            self._script.expected[task] = cluster, Installed(step=decision.step, blocks=blocks)
+            self._reached(cluster, decision.step + 1)
+
+    def _told(self, decision: Decision) -> list[list[AppliedEvent]]:
+        """What holders have signed on each block of an update."""
+        return [self._applied.get((*decision.key, block), []) for block in range(self._blocks)]
+
+
+def _bases(records: Sequence[Record]) -> Mapping[Version, int]:
+    """Checkpoints from which clusters begin, each with the number of these clusters."""
+    found: defaultdict[Version, int] = defaultdict(int)
+    stored: Version | None = None
+    for record in records:
+        if record["kind"] == "checkpoint":
+            stored = record.get("cluster", 0), record["version"]
+        elif record["kind"] == "founded" and stored is not None:
+            found[stored] += 1
+    return found

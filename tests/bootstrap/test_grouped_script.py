@@ -1,0 +1,117 @@
+"""What one machine computes of a grouped run, read from its log and the volunteers' lines."""
+
+from typing import Any
+
+from hetpeer.bootstrap.audit.grouped_script import GroupedScript
+from hetpeer.bootstrap.log.evidence import Evidence
+from tests.bootstrap.test_replay import line
+
+HASH = "0" * 64
+
+
+def founded(cluster: int, version: int = 0) -> dict[str, Any]:
+    return {"kind": "founded", "cluster": cluster, "version": version}
+
+
+def commit(cluster: int, step: int, batch: int, behind: int = 0) -> dict[str, Any]:
+    fields = {"term": 1, "view": 0, "plan": 1, "loss": 1.0, "norm": 1.0, "coefficient": 1.0}
+    names = {"cluster": cluster, "step": step, "batch": batch, "behind": behind}
+    return {"kind": "commit", **fields, **names, "gradients": {"0": HASH}}
+
+
+def average(kind: str, group: int, clusters: dict[int, int], installed: dict[int, int]) -> dict[str, Any]:
+    """`clusters`: cluster → version of its copy; `installed`: cluster → its step."""
+    pairs = {"clusters": [*map(list, clusters.items())], "installed": [*map(list, installed.items())]}
+    return {"kind": kind, "term": 1, "group": group, "plan": 1, "sums": {"0": HASH}, **pairs}
+
+
+CHECKPOINT = {"kind": "checkpoint", "cluster": 1, "version": 2}
+LOG = [
+    founded(0),
+    founded(1),
+    commit(0, 0, 0),
+    commit(1, 0, 1),
+    commit(0, 1, 2, behind=1),
+    average("average", 1, {0: 1, 1: 1}, {1: 1}),
+    average("installed", 1, {0: 1, 1: 1}, {0: 2}),
+    commit(1, 2, 3),
+    CHECKPOINT,
+    {"kind": "evaluation", "cluster": 1, "step": 2, "batch": 3, "loss": 0.5},
+    {"kind": "dissolved", "cluster": 0},
+    founded(2, version=2),
+    commit(2, 2, 4),
+]
+"""Two clusters average their versions 1; cluster 0 trains on meanwhile. A third begins with cluster 1's."""
+BATCHES = [(record["cluster"], record["step"]) for record in LOG if record["kind"] == "commit"]
+MEANS = [(1, 1), (0, 2)]
+
+
+def lines(*without: tuple[int, int]) -> Evidence:
+    """What was signed of all updates but `without`; the mean was added from cluster 1 on."""
+    evidence = Evidence()
+    for cluster, step in (*BATCHES, *MEANS):
+        mean = {"cover": [["b", [1]], ["a", [0]]], "group": 1}
+        how = mean if (cluster, step) in MEANS else {"runs": [[2, 1], [1]]}
+        event = line(cluster=cluster, step=step, **how)
+        if (cluster, step) not in without:
+            evidence.applied[event.key].append(event)
+    return evidence
+
+
+def told(script: GroupedScript) -> list[tuple[Any, ...]]:
+    """The tasks in order, without numbers to compare."""
+    names = ("cluster", "step", "version", "group")
+    return [(task["do"], *(task[name] for name in names if name in task)) for task in script.tasks]
+
+
+def test_clusters_are_computed_in_the_order_of_the_log() -> None:
+    script = GroupedScript.of(LOG, lines(), 1)
+    assert told(script) == [
+        ("begin", 0),
+        ("begin", 1),
+        ("train", 0, 0),
+        ("copy", 0),
+        ("train", 1, 0),
+        ("copy", 1),
+        ("train", 0, 1),
+        ("average", 1),
+        ("install", 1, 1),
+        ("evaluate", 1, 2),
+        ("keep", 1, 2),
+        ("install", 0, 1),
+        ("train", 1, 2),
+        ("end", 0),
+        ("begin", 2),
+        ("train", 2, 2),
+    ]
+    assert script.steps == len(BATCHES) + len(MEANS)
+    begun = [task["base"] for task in script.tasks if task["do"] == "begin"]
+    assert begun == [None, None, (1, 2)]
+    (mean,) = (task for task in script.tasks if task["do"] == "average")
+    assert mean["orders"] == [[1, 0]], "as it was signed"
+    assert [task["of"] for task in script.tasks if task["do"] == "install"] == [2, 2]
+
+
+def test_versions_are_kept_as_long_as_a_stale_step_needs_them() -> None:
+    tasks = GroupedScript.of(LOG, lines(), 1).tasks
+    oldest = {(task["cluster"], task["step"]): task["oldest"] for task in tasks if task["do"] == "train"}
+    assert oldest == {(0, 0): 0, (0, 1): 2, (1, 0): 1, (1, 2): 3, (2, 2): 3}
+
+
+def test_what_nobody_signed_is_left_out_with_all_that_needs_it() -> None:
+    script = GroupedScript.of(LOG, lines((1, 0)), 1)
+    assert told(script) == [
+        ("begin", 0),
+        ("begin", 1),
+        ("train", 0, 0),
+        ("copy", 0),
+        ("train", 0, 1),
+        ("end", 0),
+    ]
+
+
+def test_a_mean_that_one_cluster_has_signed_is_installed_there() -> None:
+    script = GroupedScript.of(LOG, lines((0, 2)), 1)
+    assert ("install", 0, 1) not in told(script)
+    assert ("install", 1, 1) in told(script)
+    assert script.steps == len(BATCHES) + 1
