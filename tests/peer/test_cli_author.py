@@ -96,7 +96,7 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
         "--delayed --robust --unchecked"
     )
     more = (
-        "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5 "
+        "--interval 5 --outer nesterov --outer-momentum 0.8 --optimizer SGD --momentum 0.5 "
         "--staleness 1 --warmup-steps 7"
     )
     text = tmp_path / "author" / "text.txt"
@@ -138,6 +138,13 @@ def test_steps_overlap_once_the_rate_has_risen_unless_said_otherwise(
     usual = "--batch-size 8 --microbatch-size 2 --sequence-length 16"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *usual.split(), *options.split())
     assert RunDirectory.open(tmp_path / "run").manifest.training.fresh_steps == fresh_steps
+
+
+def test_settings_of_an_outer_optimizer_are_not_ignored_without_it() -> None:
+    options = ["--mode", "grouped", "--unchecked", "--outer-momentum", "0.8"]
+    with pytest.raises(LocalError, match="no effect without an outer optimizer") as caught:
+        run_command("init", "run", "--model", "m.py:f", *options)
+    assert caught.value.code == "HP-RUN-001"
 
 
 def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path) -> None:

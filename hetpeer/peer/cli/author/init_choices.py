@@ -125,3 +125,10 @@ class Mode(enum.StrEnum):
 
     EXACT = "exact"
     GROUPED = "grouped"
+
+
+class OuterRule(enum.StrEnum):
+    """Outer optimizer of a grouped run."""
+
+    NONE = "none"
+    NESTEROV = "nesterov"

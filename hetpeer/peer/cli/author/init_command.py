@@ -20,6 +20,7 @@ from hetpeer.peer.cli.author.init_choices import (
     Mode,
     ModelOption,
     OnBadSample,
+    OuterRule,
     PackedOption,
     Shape,
     TaskOption,
@@ -252,11 +253,19 @@ def init(
             "cannot spoil the mean.",
         ),
     ] = False,
+    outer: Annotated[
+        OuterRule,
+        typer.Option(
+            help="With --mode grouped: what becomes of a mean. none: it is the new parameters. nesterov: the "
+            "way to it is a gradient for Nesterov's momentum (DiLoCo), better after long intervals.",
+        ),
+    ] = OuterRule.NONE,
     outer_learning_rate: Annotated[
-        float | None,
-        typer.Option(help="With --mode grouped: learning rate of an outer optimizer (DiLoCo), such as 0.7."),
+        float | None, typer.Option(help="Learning rate of --outer nesterov (default: 0.7).")
     ] = None,
-    outer_momentum: Annotated[float, typer.Option(help="Nesterov momentum of the outer optimizer.")] = 0.9,
+    outer_momentum: Annotated[
+        float | None, typer.Option(help="Momentum of --outer nesterov (default: 0.9).")
+    ] = None,
     reliable: Annotated[
         list[str] | None,
         typer.Option(
@@ -339,14 +348,23 @@ def init(
             fix="give more --steps, or fewer --warmup-steps",
             exit_code=ExitCode.CONFIG,
         )
-    outer = {"learning_rate": outer_learning_rate, "momentum": outer_momentum}
+    given_outer = {"learning_rate": outer_learning_rate, "momentum": outer_momentum}
+    of_outer = {name: value for name, value in given_outer.items() if value is not None}
+    if of_outer and outer is OuterRule.NONE:
+        raise LocalError(
+            "HP-RUN-001",
+            "--outer-learning-rate and --outer-momentum have no effect without an outer optimizer",
+            why="--outer is none",
+            fix="leave them out, or add --outer nesterov",
+            exit_code=ExitCode.CONFIG,
+        )
     averaging = chosen(
-        AveragingSettings, window_s=window, outer=None if outer_learning_rate is None else outer
+        AveragingSettings, window_s=window, outer=None if outer is OuterRule.NONE else of_outer
     )
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
-            "--span, --window, --interval, --delayed, --corrected, --robust and --outer-* have no effect in "
+            "--span, --window, --interval, --delayed, --corrected, --robust and --outer have no effect in "
             "an exact run",
             why="pipelines of an exact run always have the same parameters",
             fix="leave them out, or add --mode grouped",

@@ -91,7 +91,7 @@ def _grouped(averaging: AveragingSettings) -> str:
     every = counted(averaging.interval, "batch", "batches")
     flags = [name for name in ("delayed", "corrected", "robust") if getattr(averaging, name)]
     outer = averaging.outer
-    flags += [f"outer rate {outer.learning_rate:g}, momentum {outer.momentum:g}"] if outer else []
+    flags += [f"outer nesterov {outer.learning_rate:g}, momentum {outer.momentum:g}"] if outer else []
     facts = [f"pipelines average every {every}", f"window {window}", f"span {averaging.span}", *flags]
     return f"grouped: {', '.join(facts)}"
 
