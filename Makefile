@@ -134,6 +134,7 @@ proof-7: setup
 	$(PY) -m benchmarks.testbeds
 	$(PY) -m benchmarks.prediction --volunteers 5 6
 	$(PY) -m benchmarks.takeover
+	$(PY) -m benchmarks.departures
 	$(PY) -m benchmarks.eight
 
 # Two thousand simulated histories in which steps overlap, half of them of clusters that average.

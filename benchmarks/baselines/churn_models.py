@@ -89,8 +89,22 @@ def losing_work(fleet: Fleet, departures: Sequence[Departure], steps: int, check
     return clock.now
 
 
-def _making_up(fleet: Fleet, clock: _Clock) -> bool | None:
-    """One step; False if a stage lost its last peer, None if nobody ever comes back to it."""
+def waiting(fleet: Fleet, departures: Sequence[Departure], until: float) -> float:
+    """Steps by `until` where lost work is made up for as in `losing_work`, and a stage without peers waits
+    for one with its parameters: nothing else is lost.
+    """
+    clock, done = _Clock(departures, fleet.rejoin_s), 0
+    while True:
+        began = clock.now
+        if _making_up(fleet, clock, waits=True) is None:
+            return float(done)
+        if clock.now >= until:
+            return done + (until - began) / (clock.now - began)
+        done += 1
+
+
+def _making_up(fleet: Fleet, clock: _Clock, *, waits: bool = False) -> bool | None:
+    """One step; False if a stage lost its last peer and nobody `waits`, None if nobody ever comes back."""
     passed, lost = 0.0, [0.0] * len(fleet.stages)
     accumulated: dict[str, float] = {}
     _wait(clock, clock.now + fleet.fill_s)
@@ -108,7 +122,7 @@ def _making_up(fleet: Fleet, clock: _Clock) -> bool | None:
         if dead:
             number = next(n for n, stage in enumerate(fleet.stages) if dead in stage)
             lost[number] += accumulated.pop(dead, 0.0)
-            if clock.away.issuperset(fleet.stages[number]):
+            if not waits and clock.away.issuperset(fleet.stages[number]):
                 return False
     return True
 

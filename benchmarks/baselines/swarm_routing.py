@@ -11,6 +11,7 @@ under way as 1F1B has. Of all numbers of stages the best. Written from the paper
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,13 +34,24 @@ class Fluid:
     """Blocks of each stage."""
     stages: Stages
     """Devices of each."""
+    rates: Mapping[int, float]
+    """Microbatches a second of each device, with its lines."""
+    fill_s: float
+    """A microbatch alone, there and back."""
+    after_s: float
+    """Sums of gradients."""
+
+
+def all_of(devices: Devices, work: StepDemand) -> list[Fluid]:
+    """Those that fit, by number of stages."""
+    most = min(len(devices), len(work))
+    found = [_with(devices, work, number) for number in range(1, most + 1)]
+    return [one for one in found if one is not None]
 
 
 def best(devices: Devices, work: StepDemand) -> Fluid | None:
     """The pipelines with the shortest step, over all numbers of stages; None if none fits."""
-    most = min(len(devices), len(work))
-    found = [_with(devices, work, number) for number in range(1, most + 1)]
-    return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
+    return min(all_of(devices, work), key=lambda one: one.step_s, default=None)
 
 
 def _with(devices: Devices, work: StepDemand, number: int) -> Fluid | None:
@@ -51,6 +63,7 @@ def _with(devices: Devices, work: StepDemand, number: int) -> Fluid | None:
     if not all(stages):
         return None
     rate, fill, period = np.inf, 0.0, 0.0
+    rates: dict[int, float] = {}
     for place, peers in enumerate(stages):
         seconds = flops[place] / devices.flops[peers]
         fill += float(seconds.mean())
@@ -64,13 +77,19 @@ def _with(devices: Devices, work: StepDemand, number: int) -> Fluid | None:
                 carried, latency = _lines(devices, peers, stages[beside], nbytes)
                 lines, together = np.maximum(lines, carried), together + nbytes / devices.uplink[peers]
                 fill += float(carried.mean() + latency)
-        rate = min(rate, float((1.0 / np.maximum(seconds, np.maximum(lines, together))).sum()))
+        each = 1.0 / np.maximum(seconds, np.maximum(lines, together))
+        rates |= dict(zip(peers, each.tolist(), strict=True))
+        rate = min(rate, float(each.sum()))
     holders = [stages[place] for place, (begin, end) in enumerate(parts) for _ in range(begin, end)]
+    after_s = float(adding_up(devices, work, holders).max())
     return Fluid(
-        step_s=fill + (work.microbatches - 1) / rate + float(adding_up(devices, work, holders).max()),
+        step_s=fill + (work.microbatches - 1) / rate + after_s,
         period_s=period,
         parts=tuple(parts),
         stages=stages,
+        rates=rates,
+        fill_s=fill,
+        after_s=after_s,
     )
 
 

@@ -53,16 +53,15 @@ def fusionllm(number: int, seed: int) -> Testbed:
     )
 
 
-def hps(case: int, seed: int) -> Testbed:
-    """Case 1 to 3 of Table 2: 16 GPUs, batches of 512 in microbatches of 4."""
+def hps(case: int, seed: int, count: int = 16) -> Testbed:
+    """Case 1 to 3 of Table 2: 16 GPUs, batches of 512 in microbatches of 4. Or more of them, by fours."""
     random = np.random.default_rng([seed, 100 + case])
-    count = 16
     flops, memory = np.full(count, V100), np.full(count, 32.0)
     albert = preset(Gpt(layers=12, width=4096, vocabulary=30_000, context=512), 128)
     work = _scaled(albert, 4)
     if case == 3:
-        flops[8:] /= SLOWER
-        memory[8:] = 11.0
+        flops[count // 2 :] /= SLOWER
+        memory[count // 2 :] = 11.0
     low, high = {1: (16.0, 16.0), 2: (8.0, 24.0), 3: (0.05, 0.3)}[case]
     nearest, farthest = {1: (0.1, 0.1), 2: (10.0, 100.0), 3: (100.0, 150.0)}[case]
     machine = np.arange(count) // 4
@@ -128,7 +127,7 @@ NOT_GIVEN: Mapping[str, str] = MappingProxyType(
 )
 """Function of KINDS → what the paper (arXiv 2410.12707, HPS, DT-FM) leaves out.
 
-HPS' case 4 is case 3 with departures (benchmarks/churn.py).
+HPS' case 4 is case 3 with departures (benchmarks/churn.py, benchmarks/departures.py).
 """
 
 

@@ -108,6 +108,27 @@ def test_a_file_of_devices_with_memory_beside_them(tmp_path, capsys):
     assert "; offload host" in said
 
 
+def test_who_says_nothing_of_departures_leaves_as_often_as_the_others(tmp_path, capsys):
+    """In the middle; and where nobody says anything, departures do not count."""
+    third = '[[device]]\nname = "shed"\ntflops = 5\nmemory_gib = 8\n'
+    text = HOMES.replace('"attic"', '"attic"\nleaves_per_hour = 3').replace(
+        '"office"', '"office"\nleaves_per_hour = 0'
+    )
+    path = written(tmp_path, "away_s = 30\n" + text + third)
+    found = read_devices(path).devices.departures
+    assert (found.rate * 3600).tolist() == pytest.approx([3.0, 0.0, 1.5])
+    assert found.away_s == 30.0
+    plan_swarm(asked(path), as_json=True)
+    costs = json.loads(capsys.readouterr().out)["departures"]
+    assert costs["step_s"] > 0
+    plan_swarm(asked(path), as_json=False)
+    assert "s with departures" in capsys.readouterr().out
+    assert read_devices(written(tmp_path, HOMES + third)).devices.departures is None
+    for wrong in ("-1.0", '"often"', "4000"):
+        with pytest.raises(LocalError, match=r"attic.*leaves_per_hour"):
+            read_devices(written(tmp_path, text.replace("leaves_per_hour = 3", f"leaves_per_hour = {wrong}")))
+
+
 def test_the_memory_that_is_missing_is_named(tmp_path):
     alone, _, _ = GPUS.replace("host_gib = 8", "host_gib = 1").rpartition("[[device]]")
     small = written(tmp_path, alone)

@@ -168,6 +168,28 @@ def test_a_scenario_is_its_seed(tmp_path: Path) -> None:
     assert one.seconds != other.seconds
 
 
+def test_what_the_weight_of_departures_saves_is_printed(tmp_path: Path) -> None:
+    """d0 is the fastest, and alone the fastest pipeline; but it leaves every two minutes."""
+    head = HEAD.replace("60.0", "1e-9").replace("steps = 6", "steps = 24") + "away_s = 30\n"
+    steady = DEVICES.replace("memory_gib", "leaves_per_hour = 0\nmemory_gib")
+    path = tmp_path / "leaving.toml"
+    path.write_text(head + steady.replace("per_hour = 0", "per_hour = 30", 1))
+    document = json.loads(hetpeer("simulate", str(path), "--json").stdout)
+    found = document["reliability"]
+    assert (document["departures"], found["expected"]["rollbacks_an_hour"]) == (0, 0.0)
+    assert found["saved"]["rollbacks"] == found["without"]["rollbacks"] > 0
+    assert found["saved"]["again"] > 0
+    printed = hetpeer("simulate", str(path)).stdout
+    assert re.search(r"saved +\d+ roll-backs, \d+ microbatches done again; ", printed)
+
+
+def test_departures_are_given_once(tmp_path: Path) -> None:
+    path = tmp_path / "twice.toml"
+    path.write_text(EQUAL + "[churn]\nmtbf_minutes = 10\n" + DEVICES + "leaves_per_hour = 1\n")
+    with pytest.raises(LocalError, match="give one of both"):
+        read_scenario(path)
+
+
 def test_the_command_prints_it(tmp_path: Path) -> None:
     path = scenario(tmp_path, EQUAL)
     document = json.loads(hetpeer("simulate", str(path), "--json").stdout)

@@ -37,6 +37,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
         recompute=manifest.training.recompute,
         compression=of_links(manifest.links),
         staleness=manifest.training.staleness,
+        checkpoint_every=manifest.training.checkpoint_every,
         averaging=None
         if (own := manifest.averaging) is None
         else Averaging(interval=own.interval, delayed=own.delayed),

@@ -2,6 +2,7 @@
 
     latency_ms = 40                  # between any two devices, or rows of a matrix
     between_s = 0.5                  # from a step's last work to the next one's first, without reduces
+    away_s = 60                      # until a device that left is back, or another has its place
 
     [[device]]
     name = "attic"
@@ -19,6 +20,7 @@
     processor = 1                    # devices with the same number compute on the same processor
     processor_part = 0.5             # how much of it this one takes while it computes
     line = 1                         # devices with the same number share an uplink
+    leaves_per_hour = 0.5            # expected departures an hour; without it, the mean of the others
 
     [[front]]                        # a reliable peer that relays and computes nothing
     name = "server"
@@ -46,12 +48,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpeer.dht.base.untrusted import plain_reason
 from hetpeer.stages.pipeline.place_memory import kinds_of
 from hetpeer.stages.planning.device_network import MOST, DeviceNetwork, through_fronts, wrong
+from hetpeer.stages.planning.swarms.departure_costs import HOUR_S
 from hetpeer.stages.planning.swarms.plan_inputs import (
+    AWAY_S,
     DISK,
     LATENCY_S,
     LINE,
     PCIE,
     Beside,
+    DepartureRates,
     Devices,
     Sharing,
     StepDemand,
@@ -64,6 +69,8 @@ LATENCY_MS, LINE_MBPS = 1e3 * LATENCY_S, LINE * BITS / MEGA
 """Defaults of a link."""
 LONGEST_S = 3600.0
 """Most seconds between two steps."""
+LONGEST_AWAY_S = 7 * 86_400.0
+"""Most seconds that a device is away."""
 
 
 class _Entry(BaseModel):
@@ -93,6 +100,7 @@ class DeviceEntry(FrontEntry):
     processor: Group | None = None
     processor_part: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
     line: Group | None = None
+    leaves_per_hour: Annotated[float, Field(ge=0.0, le=HOUR_S, strict=True)] | None = None
 
     @property
     def beside(self) -> Beside:
@@ -112,6 +120,7 @@ class _DeviceFile(_Entry):
     latency_ms: Any = LATENCY_MS
     bandwidth_gbit_s: Any = None
     between_s: Annotated[float, Field(ge=0.0, le=LONGEST_S, strict=True)] = 0.0
+    away_s: Annotated[float, Field(gt=0.0, le=LONGEST_AWAY_S, strict=True)] = AWAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,9 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         ),
         fronts,
     )
-    devices = replace(devices, sharing=_sharing(file.device))
+    devices = replace(
+        devices, sharing=_sharing(file.device), departures=_departures(file.device, file.away_s)
+    )
     alone = (devices.bandwidth <= 0) & ~np.eye(count, dtype=np.bool_)
     if alone.any():
         one, other = np.argwhere(alone)[0].tolist()
@@ -222,6 +233,16 @@ def _sharing(entries: Sequence[DeviceEntry]) -> Sharing | None:
         part=np.array([entry.processor_part for entry in entries]),
         line=numbered([entry.line for entry in entries]),
     )
+
+
+def _departures(entries: Sequence[DeviceEntry], away_s: float) -> DepartureRates | None:
+    """Departures a second of each device; None if no entry says any."""
+    said = [entry.leaves_per_hour for entry in entries if entry.leaves_per_hour is not None]
+    if not any(said):
+        return None
+    usual = sum(said) / len(said)
+    hourly = [usual if entry.leaves_per_hour is None else entry.leaves_per_hour for entry in entries]
+    return DepartureRates(rate=np.array(hourly) / HOUR_S, away_s=away_s)
 
 
 def _square(latency: Any, count: int) -> Any:

@@ -9,8 +9,8 @@ ratio = 100.0                    # highest ratio of the codec for activations an
 dtype = "bf16"                   # of a size: weights and gradients on the device in 2 bytes
 recompute = true                 # of a size: no activations are kept inside a stage
 
-[churn]                          # each volunteer vanishes after a time of its own, and comes back
-mtbf_minutes = 20
+[churn]                          # each volunteer vanishes after a time of its own, and comes back;
+mtbf_minutes = 20                # or the devices' own leaves_per_hour and away_s, which the plan weighs
 away_s = 60
 
 [stragglers]                     # after a step a volunteer's worker does nothing for a while
@@ -21,7 +21,7 @@ sleep_s = 0.6
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ from hetpeer.peer.planning.model_workload import PRESETS, USUAL, PresetChoices, 
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s")
+_OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s", "away_s")
 
 
 class _ScenarioEntry(BaseModel):
@@ -104,10 +104,14 @@ def read_scenario(path: Path) -> Scenario:
     except (OSError, ValueError) as error:
         raise _wrong(path, getattr(error, "strerror", None) or str(error)) from None
     devices = _devices(path, file, data)
+    if file.churn is not None and devices.devices.departures is not None:
+        raise _wrong(path, "churn: the devices say how often they leave; give one of both")
     choices = PresetChoices(bf16=file.dtype == "bf16", recompute=file.recompute)
     if choices != USUAL and file.model not in PRESETS:
         raise _wrong(path, "dtype, recompute: the manifest of a run says them")
-    work = work_of(file.model, file.microbatches, file.ratio, choices)
+    work = replace(
+        work_of(file.model, file.microbatches, file.ratio, choices), checkpoint_every=file.checkpoint_every
+    )
     if work.averaging is not None:
         raise LocalError(
             "HP-SIM-003",

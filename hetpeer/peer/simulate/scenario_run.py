@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.peer.simulate.sim_swarm import SimSwarm
+from hetpeer.stages.planning.swarms.departure_costs import HOUR_S
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -92,6 +94,9 @@ class ScenarioOutcome:
     """Seconds of each step that counts."""
     goodput: float
     """Share of computed block-microbatches that were counted."""
+    again: float
+    """Microbatches that were computed again, each at all blocks: leftovers, and steps that were rolled back.
+    """
     departures: int
     rollbacks: int
 
@@ -100,17 +105,23 @@ class ScenarioOutcome:
         """Median seconds of a step, in virtual time."""
         return statistics.median(self.step_s)
 
+    @property
+    def steps_an_hour(self) -> float:
+        """Steps an hour, of those that count."""
+        return HOUR_S * self.steps / self.counted_s
+
     def document(self) -> dict[str, Any]:
         """Object that `--json` prints."""
         return {
             "schema": SCHEMA,
             "predicted_s": self.places.step_s,
             "step_s": {"median": self.median_s, "least": min(self.step_s), "most": max(self.step_s)},
-            "steps_an_hour": 3600.0 * self.steps / self.counted_s,
+            "steps_an_hour": self.steps_an_hour,
             "seconds": self.seconds,
             "goodput": self.goodput,
             "departures": self.departures,
             "rollbacks": self.rollbacks,
+            "again": self.again,
             "pipelines": [
                 [{"device": self.names[device], "blocks": list(place)} for place, device in one.items()]
                 for one in self.places.pipelines()
@@ -123,16 +134,16 @@ def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
 
     Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end.
     """
-    places = places or Places.of(_plan(scenario))
+    places = places or Places.of(plan_of(scenario))
     numerics = Symbols(len(scenario.work))
-    swarm = SimSwarm(scenario.seed, _config(scenario, places), numerics)
+    swarm = SimSwarm(scenario.seed, swarm_config(scenario, places), numerics)
     assert swarm.config.hardware is not None
     fetching = 0.0
     for number, volunteer in enumerate(swarm.volunteers.values()):
         seconds = swarm.config.hardware.state_s(number)
         volunteer.fetch_s = (seconds, seconds)
         fetching = max(fetching, seconds * len(scenario.work))
-    trouble = ScenarioChurn(swarm, scenario)
+    trouble = ScenarioChurn(swarm, scenario, places.devices)
     limit = TOO_LONG * places.step_s * scenario.steps + FETCHES * fetching + 3600.0
     try:
         swarm.run(limit)
@@ -155,12 +166,13 @@ def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
         seconds=trouble.committed_at[-1],
         step_s=tuple(float(commit["seconds"]) for commit in commits[settled:]),
         goodput=counted / numerics.executed,
+        again=(numerics.executed - counted) / len(scenario.work),
         departures=trouble.departures,
         rollbacks=sum(record["kind"] == "rollback" for record in swarm.log),
     )
 
 
-def _plan(scenario: Scenario) -> SwarmPlan:
+def plan_of(scenario: Scenario) -> SwarmPlan:
     """Plan for the devices: equal stages in the file's order, or the best found. Raises `LocalError`."""
     devices, work = scenario.devices.devices, scenario.work
     if scenario.equal_stages is not None:
@@ -186,7 +198,7 @@ def _plan(scenario: Scenario) -> SwarmPlan:
     raise too_small(scenario.devices, scenario.work, scenario.model)
 
 
-def _config(scenario: Scenario, places: Places) -> SwarmConfig:
+def swarm_config(scenario: Scenario, places: Places) -> SwarmConfig:
     """The simulator's settings for `scenario`: one volunteer for each device that has a place, its seat.
 
     `layouts` cut the model into places, cluster by cluster; a seat is the place that a volunteer takes.
@@ -240,15 +252,20 @@ def _piece_s(devices: Devices, work: StepDemand) -> float:
 class ScenarioChurn:
     """Churn and stragglers of `scenario` in `swarm`."""
 
-    def __init__(self, swarm: SimSwarm, scenario: Scenario) -> None:
+    def __init__(self, swarm: SimSwarm, scenario: Scenario, devices: Sequence[int]) -> None:
+        """`devices`: the device of each volunteer. It leaves at the same times in every plan."""
         self.departures = 0
         self.committed_at: list[float] = []
         """Virtual seconds at which each commit was made."""
         self._swarm, self._scenario = swarm, scenario
         swarm.hooks.append(self._committed)
-        if scenario.churn is not None:
-            for name in swarm.volunteers:
-                self._live(name, scenario.churn.mtbf_minutes * 60.0, scenario.churn.away_s)
+        given, churn = scenario.devices.devices.departures, scenario.churn
+        for name, device in zip(swarm.volunteers, devices, strict=True):
+            draw = np.random.default_rng([scenario.seed, device])
+            if churn is not None:
+                self._live(name, draw, 1.0 / (60.0 * churn.mtbf_minutes), churn.away_s)
+            elif given is not None and given.rate[device] > 0:
+                self._live(name, draw, float(given.rate[device]), given.away_s)
 
     def _committed(self, what: str) -> None:
         swarm, stragglers = self._swarm, self._scenario.stragglers
@@ -260,8 +277,8 @@ class ScenarioChurn:
                 if volunteer.alive and swarm.world.random.random() < stragglers.chance:
                     volunteer.worker.hang(stragglers.sleep_s)
 
-    def _live(self, name: str, mtbf_s: float, away_s: float) -> None:
-        """Let `name` vanish after exponentially distributed times, and each time return after `away_s`."""
+    def _live(self, name: str, draw: np.random.Generator, rate: float, away_s: float) -> None:
+        """Let `name` vanish `rate` times a second, and each time return after `away_s`."""
         swarm = self._swarm
         volunteer = swarm.volunteers[name]
 
@@ -270,6 +287,6 @@ class ScenarioChurn:
                 volunteer.kill()
                 self.departures += 1
                 swarm.world.after(away_s, volunteer.start)
-                swarm.world.after(away_s, lambda: self._live(name, mtbf_s, away_s))
+                swarm.world.after(away_s, lambda: self._live(name, draw, rate, away_s))
 
-        swarm.world.after(swarm.world.random.expovariate(1.0 / mtbf_s), vanish)
+        swarm.world.after(float(draw.exponential(1.0 / rate)), vanish)

@@ -103,11 +103,7 @@ class SimSwarm:
 
         Raises `ViolationError` if it is not after `limit_s`.
         """
-        self.start_coordinator()
-        self._beat()
-        self._echo()
-        for index, volunteer in enumerate(self.volunteers.values()):
-            self.world.after(0.3 * index, volunteer.start)
+        self.start()
         self.world.run(limit_s, lambda: self.completed is not None)
         for name in self.volunteers:
             self.stream_broken(name)
@@ -121,6 +117,14 @@ class SimSwarm:
         if not self.completed:
             raise ViolationError(f"the run was halted: {self.log[-1]}")
         self.observer.ended(self.store.last())
+
+    def start(self) -> None:
+        """Start the coordinator and, one after the other, all volunteers."""
+        self.start_coordinator()
+        self._beat()
+        self._echo()
+        for index, volunteer in enumerate(self.volunteers.values()):
+            self.world.after(0.3 * index, volunteer.start)
 
     def start_coordinator(self) -> None:
         """Start the coordinator from its log, in a new term."""

@@ -227,6 +227,7 @@ def _document(
         "sync_s": best.sync_s,
         "update_s": best.update_s,
         "between_s": work.between_s,
+        "departures": None if best.departures is None else asdict(best.departures),
         "microbatches": work.microbatches,
         "staleness": work.staleness,
         "averaging": None if work.averaging is None else asdict(work.averaging),
@@ -278,6 +279,9 @@ def _lines(
     if work.between_s:
         parts += f", {work.between_s:.2f} s between one and the next"
     yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
+    if (costs := best.departures) is not None:
+        often = f"{costs.rollbacks:.2g} roll-backs and {costs.leftovers:.2g} leftovers an hour"
+        yield f"{'expected':<10}{costs.step_s:.2f} s with departures: {often}"
     for number, (one, share) in enumerate(zip(best.pipelines, best.shares, strict=True)):
         parts = " → ".join(
             f"{named.names[device]} {block_range(one.cuts[place], one.cuts[place + 1])}"

@@ -24,6 +24,8 @@ from hetpeer.stages.pipeline.place_memory import (
 Floats = NDArray[np.float64]
 LATENCY_S, LINE = 0.02, 125e6
 """Seconds one way and bytes/s of links without other information."""
+AWAY_S = 60.0
+"""Seconds until one that left is back or replaced, without other information."""
 
 
 PCIE, DISK = 12e9, 1e9
@@ -77,6 +79,30 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DepartureRates:
+    """How often each device leaves, and for how long it is away.
+
+    >>> DepartureRates(rate=np.array([1 / 180]), away_s=20.0).away.tolist()
+    [0.1]
+    """
+
+    rate: Floats
+    """Departures a second while it is there, (N,)."""
+    away_s: float = AWAY_S
+    """Seconds until it is back, or another has its place."""
+
+    @property
+    def away(self) -> Floats:
+        """Fraction of the time that each is away, (N,)."""
+        share: Floats = self.rate * self.away_s / (1.0 + self.rate * self.away_s)
+        return share
+
+    def some(self, which: Sequence[int]) -> DepartureRates:
+        """Those of the devices `which`, in this order."""
+        return DepartureRates(rate=self.rate[list(which)], away_s=self.away_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
     """N devices. Links are directed: [i, j] is from i to j."""
 
@@ -94,6 +120,8 @@ class Devices:
     """What each offers beside `memory`; empty: nothing."""
     sharing: Sharing | None = None
     """None: each has a processor and a line of its own."""
+    departures: DepartureRates | None = None
+    """None: nobody says how often it leaves, and departures cost nothing."""
 
     def besides(self, device: int) -> Beside:
         """What a device offers beside its memory."""
@@ -123,6 +151,7 @@ class Devices:
             bandwidth=self.bandwidth[pairs],
             beside=tuple(self.beside[device] for device in chosen) if self.beside else (),
             sharing=None if self.sharing is None else self.sharing.some(chosen),
+            departures=None if self.departures is None else self.departures.some(chosen),
         )
 
 
@@ -193,6 +222,8 @@ class StepDemand:
     """None: all pipelines share the microbatches of each step (mode `exact`)."""
     between_s: float = 0.0
     """Seconds from a step's last work or last sum to the next step's first work: votes, commit, update."""
+    checkpoint_every: int = 10
+    """Steps from one checkpoint to the next."""
 
     def __len__(self) -> int:
         return len(self.flops)

@@ -73,19 +73,19 @@ class PlanSearch:
 
     def run(self, on: Callable[[], bool]) -> PlanSearchResult | None:
         """The best plan found while `on` is true; None if no beginning fits into memory."""
-        begun = sorted((self._known(orders).total_s, orders) for orders in self._begun(on))
+        begun = sorted((self._known(orders).expected_s, orders) for orders in self._begun(on))
         if not begun:
             return None
         alike = [self._borders.alike(orders) for _, orders in begun[:ALIKE]]
         plans = [self._known(begun[0][1]), *(plan for plan in alike if plan is not None)]
-        best = self._borders.settled(min(plans, key=_total), on)
+        best = self._borders.settled(min(plans, key=_expected), on)
         moves = MOVES
         while on():
             for least, orders in begun[:STARTS]:
                 cost, found = self._anneal(orders, moves, on)
                 if cost < least:
                     begun.append((cost, found))
-                    best = min(best, self._borders.settled(self._known(found), on), key=_total)
+                    best = min(best, self._borders.settled(self._known(found), on), key=_expected)
             begun = sorted(set(begun))
             moves *= 2
         return PlanSearchResult(best, self.evaluations)
@@ -109,7 +109,7 @@ class PlanSearch:
         if plan.sync_s <= ADDED * plan.total_s or len(orders) < 2:
             return plan
         alike = planned(self._devices, self._work, self._cut_alike(made))
-        return min(plan, alike, key=_total)
+        return min(plan, alike, key=_expected)
 
     def _cut_alike(self, made: list[PlannedPipeline]) -> list[PlannedPipeline]:
         """The pipelines, equally long ones with the same cuts where such cuts exist."""
@@ -150,7 +150,9 @@ class PlanSearch:
                 return
 
     def _chains(self) -> Iterator[list[int]]:
-        """All devices: as given, most memory at the ends, by neighbourhood, resource, community, halves."""
+        """All devices: as given, most memory at the ends, by neighbourhood, resource, community, halves, and
+        by how seldom they leave.
+        """
         devices, count = self._devices, len(self._devices)
         starts = self._random.permutation(count)[:STARTS].tolist()
         seconds = self._seconds()
@@ -164,6 +166,10 @@ class PlanSearch:
         together = device_clusters.together(seconds, self._random)
         yield from [device_clusters.chain(together, start).tolist() for start in starts]
         yield device_clusters.by_halves(seconds).tolist()
+        if (departures := devices.departures) is not None:  # the steadiest first, neighbours among equals
+            for start in starts:
+                chain = device_clusters.chain(seconds, start)
+                yield chain[np.argsort(departures.rate[chain], kind="stable")].tolist()
 
     def _fitting(self, chains: Iterable[list[int]], on: Callable[[], bool]) -> Iterator[Orders]:
         """The cuts of `chains` that fit; until time is over if none does."""
@@ -204,7 +210,7 @@ class PlanSearch:
 
     def _anneal(self, orders: Orders, moves: int, on: Callable[[], bool]) -> tuple[float, Orders]:
         """(least seconds of a step, its orders) after at most `moves` steps of simulated annealing."""
-        cost = best_cost = self._known(orders).total_s
+        cost = best_cost = self._known(orders).expected_s
         best = orders
         for move in range(moves):
             if not on():
@@ -215,9 +221,9 @@ class PlanSearch:
             if changed is None:
                 continue
             plan = self.plan(changed)
-            if plan is None or plan.total_s > limit:
+            if plan is None or plan.expected_s > limit:
                 continue
-            orders, cost = changed, plan.total_s
+            orders, cost = changed, plan.expected_s
             if cost < best_cost:
                 best_cost, best = cost, orders
         return best_cost, best
@@ -289,8 +295,8 @@ class PlanSearch:
             lines[other] = []
 
 
-def _total(plan: SwarmPlan) -> float:
-    return plan.total_s
+def _expected(plan: SwarmPlan) -> float:
+    return plan.expected_s
 
 
 def _across(chain: list[int], number: int, stages: int) -> Orders:

@@ -17,9 +17,11 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
+from hetpeer.stages.planning.swarms.departure_costs import DepartureCosts, HeldPlace, departure_costs
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, Floats, StepDemand
 from hetpeer.stages.planning.swarms.shared_machines import line_rates, pipelines_s, together
@@ -42,6 +44,13 @@ class SwarmPlan:
     """The slowest update's way between device, main memory and disk."""
     bottleneck: tuple[str, int]
     """The busiest part of a step: (`computing`, `sending` or `adding up`, device)."""
+    departures: DepartureCosts | None = None
+    """Cost of departures; None: nobody says how often it leaves."""
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds from one step to the next, departures included."""
+        return self.total_s if self.departures is None else self.departures.step_s
 
 
 def planned(
@@ -72,15 +81,29 @@ def planned(
     pipeline_s = work.step_s(steady, alone, 0.0)
     update_s = max(one.update for one, _ in used)
     last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
+    total_s = work.step_s(steady, alone, sync_s + work.between_s + update_s)
     return SwarmPlan(
         pipelines=tuple(one for one, _ in used),
         shares=tuple(share for _, share in used),
-        total_s=work.step_s(steady, alone, sync_s + work.between_s + update_s),
+        total_s=total_s,
         pipeline_s=pipeline_s,
         sync_s=sync_s,
         update_s=update_s,
         bottleneck=last.slowest if pipeline_s >= sync_s else ("adding up", int(adding.argmax())),
+        departures=departure_costs(devices, work, _places(used, held, work.microbatches), total_s),
     )
+
+
+def _places(
+    used: Sequence[tuple[PlannedPipeline, int]], held: Sequence[tuple[int, int]], microbatches: int
+) -> list[HeldPlace]:
+    """Places in pipelines (`used`: with their microbatches), and those of devices in none of them."""
+    within = {device for one, _ in used for device in one.devices}
+    return [
+        HeldPlace(device, begin, end, share / microbatches)
+        for one, share in used
+        for device, (begin, end) in zip(one.devices, pairwise(one.cuts), strict=True)
+    ] + [HeldPlace(device, *place, 0.0) for device, place in enumerate(held) if device not in within]
 
 
 def _averaging(
@@ -281,7 +304,7 @@ class CutRefinement:
                 if not on():
                     return plan
                 other = self.plan(lines)
-                if other is not None and other.total_s < plan.total_s * (1.0 - NOTICED):
+                if other is not None and other.expected_s < plan.expected_s * (1.0 - NOTICED):
                     plan, better = other, True
                     break
         return plan
