@@ -70,9 +70,9 @@ def test_clusters_are_computed_in_the_order_of_the_log() -> None:
         ("begin", 0),
         ("begin", 1),
         ("train", 0, 0),
-        ("copy", 0),
+        ("copy", 0, 1),
         ("train", 1, 0),
-        ("copy", 1),
+        ("copy", 1, 1),
         ("train", 0, 1),
         ("average", 1),
         ("install", 1, 1),
@@ -88,7 +88,7 @@ def test_clusters_are_computed_in_the_order_of_the_log() -> None:
     begun = [task["base"] for task in script.tasks if task["do"] == "begin"]
     assert begun == [None, None, (1, 2)]
     (mean,) = (task for task in script.tasks if task["do"] == "average")
-    assert mean["orders"] == [[1, 0]], "as it was signed"
+    assert mean["orders"] == [[(1, 1), (0, 1)]], "as it was signed, of the versions that were copied"
     assert [task["of"] for task in script.tasks if task["do"] == "install"] == [2, 2]
 
 
@@ -104,7 +104,7 @@ def test_what_nobody_signed_is_left_out_with_all_that_needs_it() -> None:
         ("begin", 0),
         ("begin", 1),
         ("train", 0, 0),
-        ("copy", 0),
+        ("copy", 0, 1),
         ("train", 0, 1),
         ("end", 0),
     ]
@@ -115,3 +115,12 @@ def test_a_mean_that_one_cluster_has_signed_is_installed_there() -> None:
     assert ("install", 0, 1) not in told(script)
     assert ("install", 1, 1) in told(script)
     assert script.steps == len(BATCHES) + 1
+
+
+def test_a_mean_that_has_a_stranger_in_it_is_not_computed() -> None:
+    evidence = lines()
+    for step in MEANS:
+        (event,) = evidence.applied[(step[0], 0, step[1], 1, 0)]
+        event.cover.append(("c", [7]))
+    script = GroupedScript.of(LOG, evidence, 1)
+    assert not [task for task in script.tasks if task["do"] in ("average", "install")]

@@ -207,3 +207,4 @@ async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(
     await swarm.finished(bootstrap, *volunteers)
     all_batches_once(swarm)
     assert not swarm.records("dissolved")
+    computed_again(swarm)

@@ -34,11 +34,24 @@ class GroupedMachine:
         self._clusters: dict[int, OneMachine] = {}
         self._kept: dict[tuple[int, int], OneMachine] = {}
         """(cluster, version) → a copy of it: a checkpoint from which others begin."""
+        self._copies: dict[tuple[int, int], list[Tensor]] = {}
+        """(cluster, version) → its parameters, by block, until the last mean of which they are a part.
+
+        A cluster may reach the version of its next copy before a mean of the last one is decided that it
+        never installs.
+        """
         self._means: dict[int, list[Tensor]] = {}
         """Group → the sum of its copies, by block."""
         begun = (tuple(task["base"]) for task in tasks if task["do"] == "begin" and task["base"])
         self._begin = Counter(begun)
         """Kept checkpoint → how many clusters are still to begin from it."""
+        self._add = Counter(
+            tuple(copy)
+            for task in tasks
+            if task["do"] == "average"
+            for copy in {tuple(copy) for order in task["orders"] for copy in order}
+        )
+        """Copy → how many means it is still to be a part of."""
         self._install = Counter(task["group"] for task in tasks if task["do"] == "install")
         """Group → how many clusters are still to install its mean."""
 
@@ -53,14 +66,11 @@ class GroupedMachine:
                 work = {"behind": 0, "batch": 0}
                 return self._clusters[task["cluster"]].evaluate(task["version"], work, task["skipped"])
             case "copy":
-                for held in self._clusters[task["cluster"]].blocks:
-                    held.keep_copy()
+                self._copy(task["cluster"], task["version"])
             case "keep":
                 self._kept[task["cluster"], task["version"]] = self._like(self._clusters[task["cluster"]])
             case "average":
-                self._means[task["group"]] = [
-                    self._sum(block, order) for block, order in enumerate(task["orders"])
-                ]
+                self._average(task["group"], task["orders"])
             case "install":
                 return self._installs(task)
             case "end":
@@ -81,13 +91,27 @@ class GroupedMachine:
     def _like(self, other: OneMachine) -> OneMachine:
         return OneMachine(self._run, self._specs, other.blocks)
 
-    def _sum(self, block: int, order: Sequence[int]) -> Tensor:
-        """The sum of the copies of these clusters, added one by one in this order."""
-        first, *others = (self._clusters[cluster].blocks[block].copy.whole() for cluster in order)
-        total = first.clone()
-        for other in others:
-            total.add_(other)
-        return total
+    def _copy(self, cluster: int, version: int) -> None:
+        """Copy the parameters of `cluster`: to be added up, and to be compared with when a mean comes."""
+        blocks = self._clusters[cluster].blocks
+        for held in blocks:
+            held.keep_copy()
+        if self._add[cluster, version]:
+            self._copies[cluster, version] = [held.copy.whole() for held in blocks]
+
+    def _average(self, group: int, orders: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Add up copies, block by block, one by one in the order that was signed."""
+        self._means[group] = []
+        for block, order in enumerate(orders):
+            first, *others = (self._copies[cluster, version][block] for cluster, version in order)
+            total = first.clone()
+            for other in others:
+                total.add_(other)
+            self._means[group].append(total)
+        for cluster, version in {tuple(copy) for order in orders for copy in order}:
+            self._add[cluster, version] -= 1
+            if not self._add[cluster, version]:
+                del self._copies[cluster, version]
 
     def _installs(self, task: Mapping[str, Any]) -> dict[str, Any]:
         group, blocks = task["group"], self._clusters[task["cluster"]].blocks

@@ -133,7 +133,7 @@ class _Writer:
             task = self._task(do="evaluate", cluster=cluster, version=version, skipped=skipped)
             self._script.expected[task] = cluster, self._evaluated[here]
         if here in self._copied:
-            self._task(do="copy", cluster=cluster)
+            self._task(do="copy", cluster=cluster, version=version)
         if here in self._bases:
             self._task(do="keep", cluster=cluster, version=version)
 
@@ -153,13 +153,16 @@ class _Writer:
         """The mean, in the order of additions that some cluster of the group has signed."""
         if not self._held.issuperset((cluster, version) for cluster, version in record["clusters"]):
             return
-        orders = []
+        orders, copies = [], dict(record["clusters"])
         for block in range(self._blocks):
             told = (self._told(decision)[block] for decision in self._installed[record["group"]])
             events = next(filter(None, told), None)
             if events is None:
                 return
-            orders.append([cluster for _, ids in events[0].cover for cluster in ids])
+            added = [cluster for _, ids in events[0].cover for cluster in ids]
+            if not copies.keys() >= set(added):  # the audit says so: rule F1
+                return
+            orders.append([(cluster, copies[cluster]) for cluster in added])
         self._means.add(record["group"])
         self._task(do="average", group=record["group"], orders=orders)
 
