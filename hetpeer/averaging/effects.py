@@ -91,18 +91,29 @@ class FetchState:
     origin: int = 0
     """The cluster whose state the coordinator has."""
 
+    def goes_on_as(self, later: FetchState, blocks: Iterable[int]) -> bool:
+        """Whether what was loaded for this order counts for the `later` one: the same bits of all `blocks`.
+
+        A version alone says too little, since it has other bits after a roll-back.
+        """
+        same = (self.line.cluster, self.origin, self.version, self.digests)
+        known = set(blocks) <= self.digests.keys()
+        return known and same == (later.line.cluster, later.origin, later.version, later.digests)
+
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
     """Copy the states of the blocks in `digests` at `version` of `line`, for the coordinator's checkpoint.
 
     When it is carried out, the core may have given up that version: messages that waited for an update are
-    handled one after the other.
+    handled one after the other. Earlier copies are dropped, except those of version `stored`.
     """
 
     line: TermView
     version: int
     digests: Mapping[int, str]
+    stored: int | None = None
+    """Version of the last complete checkpoint, to which the run may go back; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

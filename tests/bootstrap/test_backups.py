@@ -194,3 +194,42 @@ def warm(court: Court) -> Court:
     assert court.sent["b", "fetch"].sources == {0: ("a",), 1: ("a",)}
     assert court.core.members.volunteers["b"].has(3)
     return court
+
+
+def waits(court: Court, *alive_peers: str) -> tuple[int, bool]:
+    """Seconds until the run goes back to the checkpoint, and whether the backup is at work a second later."""
+    for seconds in range(100):
+        if [r for r in court.records if r["kind"] == "rollback" and r["to_version"] == 2]:
+            court.ready("b", 2, digest="state")
+            return seconds, court.core.state is CoordinatorState.TRAINING
+        alive(court, 1, *alive_peers)
+    pytest.fail("the run waits")
+
+
+@pytest.mark.parametrize(
+    ("closed", "warm", "seconds"), [(True, True, (8, 10)), (True, False, (30, 36)), (False, True, (40, 46))]
+)
+def test_a_holder_is_waited_for_shortly_if_its_stream_was_closed_and_a_backup_has_the_checkpoint(
+    closed, warm, seconds
+):
+    """Otherwise as long as the steps since then took: half a minute, after ten seconds of silence."""
+    court = long_step(Court(steps=9))
+    if not warm:
+        court.core.members.volunteers["b"].copied = None
+    if closed:
+        court.core.broken("a", court.now)
+    waited, at_work = waits(court, "b")
+    assert seconds[0] <= waited <= seconds[1]
+    assert at_work
+
+
+def test_a_holder_that_was_only_cut_off_comes_back_in_time():
+    court = long_step(Court(steps=9))
+    court.core.broken("a", court.now)
+    alive(court, 5, "b")
+    held = tuple(m.Held(block=block, version=3, digest="state") for block in range(2))
+    court.hello("a", place=WHOLE, held=held)
+    court.ready("a", 3)
+    alive(court, 60, "a", "b")
+    assert not [r for r in court.records if r["kind"] == "rollback" and r["to_version"] == 2]
+    assert court.core.step == 3

@@ -9,7 +9,7 @@ from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.file_pieces import read
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.transport.exchange import PassingState
-from hetpeer.stages.ipc.nameless_file import DiskShare, NamelessFile
+from hetpeer.stages.ipc.nameless_file import ALIGNMENT, DiskShare, NamelessFile
 from tests.averaging.rig import LINE, STEP, member_in
 
 VERSION = STEP.number
@@ -77,6 +77,38 @@ async def test_a_copy_takes_room_as_long_as_somebody_reads_it(tmp_path):
         assert worker.exchange.used == one
     assert worker.exchange.used == 0
     assert worker.exchange.file.nbytes == 0, "the disk has everything back"
+
+
+def known(states: HeldStates, *versions: int) -> list[int]:
+    """Versions of block 0 of which there are copies with the right digests."""
+    found = {version: states.own(version, 0, f"digest {version}") for version in versions}
+    for place in found.values():
+        if place is not None:
+            place[0].drop()
+    return [version for version, place in found.items() if place is not None]
+
+
+async def test_copies_of_the_last_complete_checkpoint_stay_until_a_later_one_is_complete(tmp_path):
+    worker = Worker(tmp_path)
+    states = HeldStates(member_in(Phase.READY), asyncio.Event())
+    states.use(worker, {0: ROOM})
+    for version, stored, left in [(3, None, [3]), (6, 3, [3, 6]), (9, 3, [3, 9]), (12, 9, [9, 12])]:
+        order = SaveState(LINE, version, {0: f"digest {version}"}, stored)
+        await asyncio.gather(*states.snapshot(order))
+        assert known(states, 3, 6, 9, 12) == left
+    assert states.give_way()
+    assert known(states, 3, 6, 9, 12) == [12]
+    assert not states.give_way()
+
+
+async def test_they_give_way_where_the_disk_has_little_room(tmp_path):
+    """Its limit is three copies: there is no room for two beside those of the last checkpoint."""
+    worker = Worker(tmp_path, limit=3 * ALIGNMENT)
+    states = HeldStates(member_in(Phase.READY), asyncio.Event())
+    states.use(worker, {0: ALIGNMENT})
+    for version, stored, left in [(3, None, [3]), (6, 3, [3, 6]), (9, 6, [9])]:
+        await asyncio.gather(*states.snapshot(SaveState(LINE, version, {0: f"digest {version}"}, stored)))
+        assert known(states, 3, 6, 9) == left
 
 
 async def test_without_room_for_it_a_copy_is_not_made_and_not_given(tmp_path, caplog):

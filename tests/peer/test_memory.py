@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.averaging.effects import FetchState, StepId
+from hetpeer.averaging.member.member import Phase
 from hetpeer.averaging.messages import TermView
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet
@@ -24,6 +25,7 @@ from hetpeer.peer.limits.settings import WORKER
 from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher
 from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution
 from hetpeer.peer.transport.exchange import PassingState
 from hetpeer.peer.transport.spill_file import SpillFile
@@ -40,6 +42,7 @@ from hetpeer.stages.pipeline.effects import RunForward, TaskKey
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
+from tests.averaging.rig import member_in
 from tests.stages.compute_rig import KEPT, UPDATE
 
 WIDE = 4096
@@ -115,7 +118,8 @@ def limit(compute: Compute) -> None:
 
 
 def fetcher(compute: Compute) -> StateFetcher:
-    return StateFetcher(SimpleNamespace(peer_id="us"), compute, (), len(KEPT))  # type: ignore[arg-type]
+    copies = HeldStates(member_in(Phase.READY), asyncio.Event())  # none, as it serves no worker
+    return StateFetcher(SimpleNamespace(peer_id="us"), compute, (), len(KEPT), copies)  # type: ignore[arg-type]
 
 
 async def test_a_state_for_which_there_is_no_memory_ends_it_and_is_not_fetched_again(

@@ -128,7 +128,7 @@ class Volunteer:
         self.states.use(WorkerPosts(compute, store, trace), {0: room})
 
     async def load(self, peer: Node, record: Record) -> dict[int, str]:
-        fetcher = StateFetcher(self.node, self.compute, [peer.peer_id], len(KEPT))
+        fetcher = StateFetcher(self.node, self.compute, [peer.peer_id], len(KEPT), self.states)
         order = FetchState(LINE, VERSION, {}, {0: record["blocks"][0]})
         return await asyncio.wait_for(fetcher.load(order, [self.spec]), 60.0)
 
@@ -212,6 +212,35 @@ async def test_a_large_state_comes_and_goes_and_takes_no_memory(
         assert ours.compute.exchange.used == 0
 
 
+async def test_a_checkpoint_that_was_fetched_is_not_fetched_again(
+    nodes: tuple[Node, Node], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the copy is damaged, or the checkpoint of that version has other bits by now."""
+    reliable, other = nodes
+    asked: list[Record] = []
+    async with volunteer(other, NARROW, tmp_path) as ours:
+        disk = Disk(tmp_path / "disk", ours.spec)
+        record = disk.make(ours.spec)
+        (digest,) = record["blocks"]
+        shelf = disk.shelf(record, lambda: asked.append(record))
+        await reliable.serve(PROTOCOL, FileService(shelf).handle)
+        for _ in range(3):
+            assert await ours.load(reliable, record) == {0: digest}
+        assert len(asked) == 1
+        assert ours.states.own(VERSION, 0, "another digest") is None
+        assert ours.states.own(VERSION + 1, 0, digest) is None
+        found = ours.states.own(VERSION, 0, digest)
+        assert found is not None
+        state, _ = found
+        state.write(0, bytes(64))
+        state.drop()
+        assert await ours.load(reliable, record) == {0: digest}
+        assert len(asked) == 2
+        assert "our copy of block 0's state is damaged" in caplog.text
+        assert await ours.load(reliable, record) == {0: digest}
+        assert len(asked) == 2
+
+
 def limit_files(pid: int, nbytes: int) -> None:
     """A process can make no file longer than that: to it the disk is full."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
@@ -244,6 +273,7 @@ async def test_a_full_disk_delays_a_fetch_and_is_told_once(
         finally:
             limit_files(os.getpid(), resource.RLIM_INFINITY)
         assert await loading == {0: record["blocks"][0]}
+        ours.states.use(None, {})
         assert ours.compute.exchange.used == 0
     assert sum("HP-DISK-010" in line.message for line in caplog.records) == 1
 
@@ -258,6 +288,7 @@ async def test_a_full_disk_loses_a_copy_and_a_reserved_one_is_kept(
         await reliable.serve(PROTOCOL, FileService(disk.shelf(record)).handle)
         await other.serve(PROTOCOL, FileService(ours).handle)
         await ours.load(reliable, record)
+        assert ours.states.give_way()
         limit_files(ours.compute.workers[0].pid, ours.room // 2)
         order = SaveState(LINE, VERSION, {0: record["blocks"][0]})
         await asyncio.gather(*ours.states.snapshot(order))
@@ -307,5 +338,6 @@ async def test_a_fetch_that_is_given_up_leaves_nothing_in_the_file(
         with pytest.raises(asyncio.CancelledError):
             await loading
         assert await ours.load(reliable, record) == {0: record["blocks"][0]}, "what the worker read is done"
+        assert ours.states.give_way()
         assert ours.compute.exchange.used == 0
         assert ours.compute.exchange.file.nbytes == 0

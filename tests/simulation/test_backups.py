@@ -156,7 +156,7 @@ class Mortality:
         swarm.world.after(random.uniform(2.0, 14.0), self._strike)
 
 
-@pytest.mark.parametrize("seeds", mostly_proof((range(3), range(3, 60)), (range(3),)))
+@pytest.mark.parametrize("seeds", mostly_proof((range(4), range(4, 60)), (range(4),)))
 def test_histories_in_which_holders_and_backups_die_keep_every_invariant(seeds: range) -> None:
     """Every few seconds others become backups, and somebody dies; some of them step in."""
     stepped = []

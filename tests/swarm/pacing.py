@@ -4,6 +4,7 @@ tampering.py.
 The one kind makes a test short; the other makes it say on a busy machine what it says on an idle one.
 """
 
+import time
 from weakref import WeakSet
 
 
@@ -53,6 +54,19 @@ def soon_enough() -> None:
     from hetpeer.peer.reliable import plan_proposer
 
     plan_proposer.LOOK_S, plan_proposer.SETTLED_S = 1.0, 5.0
+
+
+def slow_device(seconds: str) -> None:
+    """A volunteer whose device needs so many seconds more for each block of each microbatch."""
+    from hetpeer.stages.worker.holding.held_block import HeldBlock
+
+    fold = HeldBlock.fold
+
+    def slowly(self, *work):
+        time.sleep(float(seconds))
+        return fold(self, *work)
+
+    HeldBlock.fold = slowly
 
 
 def begins_with(count: str) -> None:

@@ -201,7 +201,7 @@ def tells_another_order() -> None:
     GradientSlots.seal = turned
 
 
-EVERYWHERE = frozenset({"without_pickle", "folds_falsely", "rounds_otherwise"})
+EVERYWHERE = frozenset({"without_pickle", "folds_falsely", "rounds_otherwise", "slow_device"})
 """What is wrong with the compute worker, too."""
 
 

@@ -16,12 +16,16 @@ EVENLY = ("--placement", "holders")
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
-async def spared(swarm: Swarm, steps: int, fail: str = "") -> tuple[Child, list[Child], list[Child]]:
-    """The bootstrap node, two holders at work, and two backups, in a run of so many steps."""
-    training = swarm.run.manifest.training.model_copy(update={"steps": steps})
-    swarm.run = resign(swarm.run, training=training)
+async def spared(
+    swarm: Swarm, fail: str = "", before: str = "", **training: int
+) -> tuple[Child, list[Child], list[Child]]:
+    """The bootstrap node, two holders at work, and two backups; `training`: changed settings of the run.
+
+    `before` is, as in `Swarm.start`, what is wrong with the volunteers.
+    """
+    swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=training))
     bootstrap = await swarm.bootstrap(*EVENLY, together=4, before="spares_one_pipeline", fail=fail)
-    volunteers = [swarm.volunteer(name) for name in "abcd"]
+    volunteers = [swarm.volunteer(name, before=before) for name in "abcd"]
     arranged: dict[str, Any] = await until(
         lambda: next(iter(swarm.records("arranged")), None), lambda: f"backups; {swarm.voices()}", 150.0
     )
@@ -31,14 +35,19 @@ async def spared(swarm: Swarm, steps: int, fail: str = "") -> tuple[Child, list[
     return bootstrap, holders, backups
 
 
-def worked(swarm: Swarm, since: int) -> set[str]:
-    """Volunteers in the rosters of the steps from `since` on, by the log."""
+def rosters(swarm: Swarm) -> dict[int, set[str]]:
+    """Step → the volunteers in its roster, by the log."""
     known: list[str] = []
-    found = set()
+    found = {}
     for record in swarm.records("commit"):
         known += record.get("newcomers", ())
-        found |= {known[number] for number in record["held"][::3]} if record["step"] >= since else set()
+        found[record["step"]] = {known[number] for number in record["held"][::3]}
     return found
+
+
+def worked(swarm: Swarm, since: int) -> set[str]:
+    """Volunteers in the rosters of the steps from `since` on."""
+    return set().union(*(roster for step, roster in rosters(swarm).items() if step >= since))
 
 
 def steps_in(swarm: Swarm) -> list[str]:
@@ -47,7 +56,7 @@ def steps_in(swarm: Swarm) -> list[str]:
 
 
 async def test_a_backup_steps_in_for_a_holder_that_is_killed(swarm: Swarm) -> None:
-    bootstrap, (one, other), backups = await spared(swarm, 100_000)
+    bootstrap, (one, other), backups = await spared(swarm, steps=100_000)
     look = swarm.start("look", "status", "--watch", "--json", "--bootstrap", swarm.address)
     since = swarm.version
     await swarm.committed(since + 3)
@@ -78,8 +87,38 @@ async def test_a_backup_steps_in_for_a_holder_that_is_killed(swarm: Swarm) -> No
 
 
 @pytest.mark.proof
+async def test_a_backup_that_has_the_version_enters_the_step_in_which_the_only_holder_is_killed(
+    swarm: Swarm,
+) -> None:
+    """Steps take long beside a fetch, so backups fetch the version of the step that runs; none is lost."""
+    slow = "slow_device:0.7"
+    _, holders, backups = await spared(swarm, before=slow, steps=100_000, checkpoint_every=3)
+    look = swarm.start("look", "status", "--watch", "--json", "--bootstrap", swarm.address)
+
+    def running() -> int | None:
+        """The version of the running step, if both backups have it and it is in no checkpoint."""
+        rows = [row for row in look.shown.get("peers", ()) if row["state"] == "backup"]
+        stored = max((record["version"] for record in swarm.records("checkpoint")), default=0)
+        version = swarm.version
+        known = [row["step"] for row in rows] == [version] * len(backups)
+        return version if known and stored < version else None
+
+    await until(running, lambda: f"backups have the version: {look.shown.get('peers')}", 300.0)
+    version, killed = swarm.version, holders[0]
+    killed.signal(signal.SIGKILL)
+    look.signal(signal.SIGTERM)
+    await swarm.gone(killed)
+    await swarm.committed(version + 2)
+    (stepped,) = steps_in(swarm)
+    assert not swarm.records("rollback")
+    assert rosters(swarm)[version] == {holders[1].peer_id, stepped}
+    await swarm.left_in_order([holders[1], *backups])
+    swarm.exact_so_far()
+
+
+@pytest.mark.proof
 async def test_the_next_coordinator_knows_the_backups_and_one_that_dies_is_not_missed(swarm: Swarm) -> None:
-    _, holders, (one, other) = await spared(swarm, 50, fail="recorded_checkpoint:3")
+    _, holders, (one, other) = await spared(swarm, fail="recorded_checkpoint:3", steps=50)
     await until(lambda: swarm.deaths == 1, "the coordinator has died", 200.0)
     since = swarm.version
     bootstrap = await swarm.bootstrap(*EVENLY, before="spares_one_pipeline")

@@ -355,7 +355,7 @@ class Member:
             return []
         held = self.position.digests
         digests = {block: held[block] for block in message.blocks if block in held}
-        return [SaveState(self.line, message.version, digests)]
+        return [SaveState(self.line, message.version, digests, message.stored)]
 
     # ── roll-back, and the end ──────────────────────────────────────────────────────────────────────────────
 

@@ -262,12 +262,16 @@ class RolledBack(Schema):
 
 
 class Save(Schema):
-    """Upload the state of these blocks (of `version`) for a checkpoint."""
+    """Upload the state of these blocks (of `version`) for a checkpoint.
+
+    `stored`: version of the last complete one, whose copies are worth keeping; None: there is none.
+    """
 
     kind: Literal["save"] = "save"
     line: TermView
     version: Count
     blocks: Many[Block]
+    stored: Count | None = None
 
 
 class Fenced(Schema):

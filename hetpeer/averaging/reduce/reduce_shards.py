@@ -154,7 +154,9 @@ def divide(
             after = shares[block] = _fill(load, busy, rates)
             for peer, share in after.items():
                 busy[peer] += share * load.reducing(peer)
-            moved = max(moved, *(abs(after.get(p, 0.0) - before.get(p, 0.0)) for p in before.keys() | after))
+            moved = max(
+                [moved, *(abs(after.get(p, 0.0) - before.get(p, 0.0)) for p in before.keys() | after)]
+            )
         if moved < STILL:
             break
     bounds = (PARTS // 2, 2 * PARTS) if guarded else (0, None)

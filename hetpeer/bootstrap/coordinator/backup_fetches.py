@@ -65,7 +65,7 @@ class BackupFetches:
             known = self._stored_digests() or known
         initial = version == 0 and history.checkpoint is None
         if initial or all(known.get(one.block) == one.digest for one in held):
-            backup.back_up(version, held)
+            backup.back_up(version, held, stored=version == history.checkpoint_version)
         else:
             backup.prepare()
 

@@ -41,9 +41,11 @@ class CheckpointCollection:
         self._order = order = CollectCheckpoint(context.line, version, self._choose())
         self._digests, self._settled, self._again = {}, None, False
         effects: list[Effect] = [order]
+        stored = None if context.history.checkpoint is None else context.history.checkpoint_version
         for peer in sorted(set(order.savers.values())):
             blocks = tuple(b for b, p in order.savers.items() if p == peer)
-            effects.append(Send(peer, m.Save(line=context.line, version=version, blocks=blocks)))
+            save = m.Save(line=context.line, version=version, blocks=blocks, stored=stored)
+            effects.append(Send(peer, save))
         return effects
 
     @property

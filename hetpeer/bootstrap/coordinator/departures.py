@@ -189,7 +189,12 @@ class Departures:
         if alone & kept:
             machine.barrier.await_backup(now)
         if lost and back and machine.policy.whole_run:
-            machine.barrier.await_back([volunteer.peer for volunteer in volunteers], now)
+            peers = [volunteer.peer for volunteer in volunteers]
+            ready = members.standing_by(self._context.history.checkpoint_version).issuperset(lost)
+            if ready and all(volunteer.broken_at is not None for volunteer in volunteers):
+                machine.barrier.await_shortly(peers, now)
+            else:
+                machine.barrier.await_back(peers, now)
         elif lost:
             machine.barrier.awaited.clear()
         awaited = machine.barrier.awaited

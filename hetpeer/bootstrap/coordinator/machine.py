@@ -357,12 +357,12 @@ class Machine:
     def without_holder(self, why: str, now: float) -> list[Effect]:
         """Give up the steps that run: a block has no holder. Those who may bring it back are awaited."""
         members, version = self._context.members, self._context.history.version
-        awaited = set(self.barrier.awaited)
+        awaited, until = set(self.barrier.awaited), self.barrier.return_by
         if not awaited and not members.kept(version).issuperset(members.uncovered()):
             return self.roll_back(why, now)
         effects = self.go_back(version, why, now)
         if awaited:
-            self.barrier.await_back(awaited, now)
+            self.barrier.await_until(awaited, until)
         return effects
 
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:

@@ -49,8 +49,9 @@ class StepBarrier:
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
         self.backup_fetches = BackupFetches(context)
-        self._return_by = now + context.config.return_s
-        self._settled_at = self._return_by
+        self.return_by = now + context.config.return_s
+        """Holders of the current version are waited for until then."""
+        self._settled_at = self.return_by
         """Backups step in at the barrier only after that: at the first step of the term at the latest."""
         self.awaited: set[str] = set()
         """Last holders of a block of the current version that fell silent, and may come back with it."""
@@ -162,7 +163,8 @@ class StepBarrier:
         asked, began = self._fetching.get(volunteer.peer, (None, now))
         if asked == version:
             del self._fetching[volunteer.peer]
-            self.fetch_s = now - began
+            if not (volunteer.worked and version == self._context.history.checkpoint_version):
+                self.fetch_s = now - began  # else it may have had a copy of that checkpoint
         context = self._context
         if volunteer.peer in context.members.backups:
             self.backup_fetches.holds(volunteer, version, held, now)
@@ -243,7 +245,7 @@ class StepBarrier:
 
     def gather(self, holders: Iterable[VolunteerState], now: float) -> None:
         """Wait for the `holders` of the version to begin anew with, to report what they still hold."""
-        self._return_by = self._sync_by = now + self._context.config.return_s
+        self.return_by = self._sync_by = now + self._context.config.return_s
         self._waited_to = now
         for holder in holders:
             holder.fetch()
@@ -253,22 +255,31 @@ class StepBarrier:
         history = self._context.history
         steps = range(history.checkpoint_version, history.version)
         again_s = sum(float(history.commits.get(step, {}).get("seconds", 0.0)) for step in steps)
+        absence_s = max(self._context.config.absence_s, min(again_s, LONGEST_ABSENCE_S))
+        self.await_until(peers, now + absence_s)
+
+    def await_shortly(self, peers: Iterable[str], now: float) -> None:
+        """Wait for `peers` as long as a volunteer needs that was only cut off: a backup can take over."""
+        self.await_until(peers, now + self._context.config.cut_off_s)
+
+    def await_until(self, peers: Iterable[str], until: float) -> None:
+        """Wait for `peers`, the last holders of a block, until then."""
         self.awaited.update(peers)
-        self._return_by = now + max(self._context.config.absence_s, min(again_s, LONGEST_ABSENCE_S))
+        self.return_by = until
 
     def await_backup(self, now: float) -> None:
         """Wait for a backup that has the current version of a block whose last holder left."""
-        self._return_by = max(self._return_by, now + self._context.config.absence_s)
+        self.return_by = max(self.return_by, now + self._context.config.absence_s)
 
     def awaits_no_more(self, peer: str, now: float) -> None:
         """`peer` is back without its state. If nobody else is awaited, the wait is over."""
         if peer in self.awaited:
             self.awaited.discard(peer)
-            self._return_by = self._return_by if self.awaited else now
+            self.return_by = self.return_by if self.awaited else now
 
     def excuse(self, pause_s: float, now: float) -> None:
         """Postpone all deadlines: the coordinator did not run for `pause_s` seconds and could hear nobody."""
-        self._return_by += pause_s
+        self.return_by += pause_s
         self._settled_at += pause_s
         self._sync_by += pause_s
         self._waited_to += pause_s
@@ -277,7 +288,7 @@ class StepBarrier:
 
     def too_late(self, now: float) -> bool:
         """Whether a block is lost for good: not stored, and its holders had their time to come back."""
-        return not self._context.history.stored and now > self._return_by
+        return not self._context.history.stored and now > self.return_by
 
     def fill_gap(self, now: float) -> list[Effect]:
         """Move a redundant volunteer to a block without a holder for `move_s`, if its state is stored."""

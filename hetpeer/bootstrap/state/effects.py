@@ -15,7 +15,7 @@ from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.run.seat_plan import SeatPlan
 from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
-from hetpeer.dht.channels.redial import longest_absence_s
+from hetpeer.dht.channels.redial import LONGEST_PAUSE_S, longest_absence_s
 from hetpeer.stages.planning.swarms import plan_inputs
 
 
@@ -78,6 +78,11 @@ class CoordinatorConfig:
     """
     absence_s: float = 10.0
     """Least wait for the last holder of a block that fell silent and may come back with its state."""
+    cut_off_s: float = LONGEST_PAUSE_S
+    """Wait for such a holder if its stream was closed, and a backup has the last checkpoint.
+
+    A volunteer that lives has tried again by then.
+    """
     checks: CheckRules | None = None
     """Rules of spot checks; None: nothing is checked."""
     move_s: float = 5.0

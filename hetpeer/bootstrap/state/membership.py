@@ -56,6 +56,8 @@ class VolunteerState:
     """Whether the volunteer has held the current version in this session."""
     warm: tuple[int, Mapping[int, str]] | None = None
     """Version of its place that a backup holds, and its digests; None: none of the present history."""
+    copied: tuple[Range, int] | None = None
+    """Place and version of the last checkpoint that it held as a backup; most likely its disk has a copy."""
     missed: int = 0
     """Versions in a row that the volunteer held only when they were past."""
     broken_at: float | None = None
@@ -109,6 +111,7 @@ class VolunteerState:
             slow=False,
             worked=False,
             warm=None,
+            copied=None,
             missed=0,
             digests={},
             witness=False,
@@ -152,9 +155,11 @@ class VolunteerState:
         """Note that the graphs of the place are loaded, or that the state is not the current one any more."""
         self.life_cycle = LifeCycle.PREPARED
 
-    def back_up(self, version: int, held: Sequence[Held]) -> None:
-        """Note that a backup holds `held`, the right states of `version`, which is worth something."""
+    def back_up(self, version: int, held: Sequence[Held], *, stored: bool) -> None:
+        """Note that a backup holds `held`, the right states of `version`; `stored`: of a checkpoint."""
         self.life_cycle = LifeCycle.PREPARED
+        if stored and self.place is not None:
+            self.copied = self.place, version
         self.warm = version, {one.block: one.digest for one in held}
         self.worked = True
 
@@ -404,6 +409,12 @@ class Membership:
         """Blocks of which a backup holds `version`."""
         backups = [v for v in self.volunteers.values() if v.peer in self.backups and v.has(version)]
         return {block for backup in backups for block in range(*(backup.place or (0, 0)))}
+
+    def standing_by(self, version: int) -> set[int]:
+        """Blocks of which a backup has the checkpoint of `version`, in its worker or on its disk."""
+        backups = [v for v in self.volunteers.values() if v.peer in self.backups and v.place is not None]
+        ready = [v.place for v in backups if v.place and (v.has(version) or v.copied == (v.place, version))]
+        return {block for place in ready for block in range(*place)}
 
     def needed_backups(self, version: int) -> list[VolunteerState]:
         """Backups without which a block has no volunteer: one for each, rather one that has `version`."""

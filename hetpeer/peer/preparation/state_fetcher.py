@@ -12,9 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hetpeer.averaging.effects import FetchState
+from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.run.durable_files import safe_join
 from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
@@ -121,11 +122,27 @@ class RunFiles:
         return await self.need(self.run.path / "state", reference)
 
 
-class StateFetcher:
-    """Loads the agreed state of blocks into the worker."""
+class OwnCopies(Protocol):
+    """Copies of states of the last checkpoint on this volunteer's disk."""
 
-    def __init__(self, node: Node, compute: Compute, reliable: Sequence[str], kept: int) -> None:
+    def own(self, version: int, block: int, digest: str) -> tuple[PassingState, Extent] | None:
+        """The copy of just that state, with one more user, and its place; None if there is none."""
+
+    def keep(self, line: TermView, version: int, block: int, digest: str, state: PassingState) -> None:
+        """Keep a state of a checkpoint that was fetched."""
+
+    def give_way(self) -> bool:
+        """Drop copies that nobody waits for; whether there were any."""
+
+
+class StateFetcher:
+    """Loads the agreed state of blocks into the worker: from our own `copies` if they are that state."""
+
+    def __init__(
+        self, node: Node, compute: Compute, reliable: Sequence[str], kept: int, copies: OwnCopies
+    ) -> None:
         """The run's optimizer keeps `kept` vectors of each block."""
+        self._copies = copies
         self._node = node
         self._compute = compute
         self._reliable = reliable
@@ -148,8 +165,10 @@ class StateFetcher:
         return {spec.index: await self._load_block(order, spec) for spec in specs}
 
     async def _load_block(self, order: FetchState, spec: BlockSpec) -> str:
-        """Fetch and load one state, from holders and then reliable peers, until one is the agreed one."""
+        """Load one state until it is the agreed one: our copy, or what holders or reliable peers give."""
         version, digest = order.version, order.digests.get(spec.index)
+        if digest is not None and await self._load_own(spec, version, digest):
+            return digest
         holders = [p for p in order.sources.get(spec.index, ()) if p != self._node.peer_id]
         theirs = state_name(order.line.cluster, version, spec.index)
         stored = state_name(order.origin, version, spec.index)
@@ -160,7 +179,11 @@ class StateFetcher:
                 state = PassingState(self._compute.exchange)
                 try:
                     await fetch_into(self._node, peer, name, limit, state)
-                    loaded = await self._load_into_worker(spec, state)
+                    loaded = await self._load_into_worker(spec, state, state.extent)
+                    if loaded.version == version and digest in (None, loaded.digest):
+                        if digest is not None and peer in self._reliable:
+                            self._copies.keep(order.line, version, spec.index, loaded.digest, state)
+                        return loaded.digest
                 except (RemoteError, LocalError) as error:
                     if isinstance(error, LocalError) and error.code.startswith(HOPELESS):
                         raise
@@ -169,16 +192,30 @@ class StateFetcher:
                     continue
                 finally:
                     state.drop()
-                if loaded.version == version and digest in (None, loaded.digest):
-                    return loaded.digest
                 _log.warning(
                     "peer %s sent a state of block %d that is not the agreed one", short_id(peer), spec.index
                 )
             await asyncio.sleep(RETRY_S)
 
+    async def _load_own(self, spec: BlockSpec, version: int, digest: str) -> bool:
+        """Load our own copy of the state; whether there is one, and it is that state."""
+        if (found := self._copies.own(version, spec.index, digest)) is None:
+            return False
+        state, place = found
+        try:
+            loaded = await self._load_into_worker(spec, state, place)
+        except LocalError as error:
+            if error.code.startswith(HOPELESS):
+                raise
+            _log.warning("our copy of block %d's state is damaged: %s", spec.index, error)
+            return False
+        finally:
+            state.drop()
+        return (loaded.version, loaded.digest) == (version, digest)
+
     async def _wait_for_room(self, error: RemoteError | LocalError) -> None:
         """If there was no room for a state, say so once and wait. Raises `error` if there will be none."""
-        if isinstance(error, StateRoomError):
+        if isinstance(error, StateRoomError) and not self._copies.give_way():
             if not error.ever:
                 raise error
             if not self._said:
@@ -186,14 +223,14 @@ class StateFetcher:
                 _log.warning("%s; it is tried again", error)
             await asyncio.sleep(PREPARE_RETRY_S)
 
-    async def _load_into_worker(self, spec: BlockSpec, state: PassingState) -> Loaded:
-        """Load a state file into the worker."""
+    async def _load_into_worker(self, spec: BlockSpec, state: PassingState, place: Extent) -> Loaded:
+        """Load the state file at `place`, which is that of `state`, into the worker."""
         state.use()
 
         async def load() -> Loaded:
             try:
                 return await self._compute.submit(
-                    c.LoadState(block=spec.index, state=state.extent, recompute=spec.recompute)
+                    c.LoadState(block=spec.index, state=place, recompute=spec.recompute)
                 )
             finally:
                 state.drop()

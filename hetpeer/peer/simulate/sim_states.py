@@ -43,25 +43,34 @@ class SimStates:
     _later: Answer
     _fetch_s: Callable[[], tuple[float, float]]
     _copies: dict[tuple[m.TermView, int, int], Any] = field(default_factory=dict)
-    """(term and view, version, block) → state that the coordinator may fetch."""
+    """(term and view, version, block) → state that the coordinator may fetch; also of the last checkpoint."""
     _fetching: int = 0
+    _order: e.FetchState | None = None
+    """The newest order, as long as it is under way."""
 
     # ── ours ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fetch(self, order: e.FetchState) -> None:
-        """Load block after block, with retries; a later order replaces an earlier one."""
+        """Load block after block, with retries; a later order replaces an earlier one, or goes on with it."""
         assert self._member.place is not None
+        place = range(*self._member.place)
+        earlier, self._order = self._order, order
+        if earlier is not None and earlier.goes_on_as(order, place):
+            return
         self._fetching += 1
-        number, missing = self._fetching, list(range(*self._member.place))
+        number, missing = self._fetching, list(place)
         digests: dict[int, str] = {}
+        ours = all(self._own(order, block) is not None for block in place)
 
         def go_on(core: Member) -> Iterable[Effect]:
-            if number != self._fetching:
+            newest = self._order
+            if number != self._fetching or newest is None:
                 return ()
             if not missing:
-                return core.state_loaded(order.line, order.version, digests)
+                self._order = None
+                return core.state_loaded(newest.line, newest.version, digests)
             block = missing[0]
-            state = self._find(order, block)
+            state = self._find(newest, block)
             if state is None:
                 self._swarm.world.after(FETCH_RETRY_S, lambda: self._later(go_on))
                 return ()
@@ -71,13 +80,29 @@ class SimStates:
             return ()
 
         def next_one() -> None:
-            transfer = self._swarm.world.random.uniform(*self._fetch_s())
+            transfer = 0.0 if ours else self._swarm.world.random.uniform(*self._fetch_s())
             self._swarm.world.after(transfer, lambda: self._later(go_on))
 
         next_one()
 
+    def give_up(self) -> None:
+        """End the fetch under way and forget all copies: the process gets another place."""
+        self._fetching += 1
+        self._order = None
+        self._copies.clear()
+
+    def _own(self, order: e.FetchState, block: int) -> Any:
+        """Our copy of just the state that `order` names; None if there is none."""
+        for (_, version, its_block), state in self._copies.items():
+            same = (version, its_block) == (order.version, block)
+            if same and self._swarm.numerics.digest(state) == order.digests.get(block):
+                return state
+        return None
+
     def _find(self, order: e.FetchState, block: int) -> Any:
-        """State from one of its holders, or from the coordinator's checkpoint; None if nobody has it now."""
+        """Our copy, or the state from a holder or the coordinator's checkpoint; None if nobody has it now."""
+        if (own := self._own(order, block)) is not None:
+            return own
         wanted = order.digests.get(block)
         for name in order.sources.get(block, ()):
             holder = self._swarm.volunteers[name]
@@ -85,7 +110,10 @@ class SimStates:
                 state = holder.state(order.version, block)
                 if state is not None and wanted in (None, self._swarm.numerics.digest(state)):
                     return state
-        return self._swarm.store.sealed(order.origin, order.version, block)
+        stored = self._swarm.store.sealed(order.origin, order.version, block)
+        if stored is not None and wanted is not None:
+            self._copies[order.line, order.version, block] = stored
+        return stored
 
     # ── for others ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,6 +124,10 @@ class SimStates:
         """
 
         def copy(_core: Member) -> Iterable[Effect]:
+            at = (order.line, order.version)
+            self._copies = {
+                key: state for key, state in self._copies.items() if key[:2] == at or key[1] == order.stored
+            }
             for block, digest in order.digests.items():
                 version = max(self._worker.states[block])
                 state = self._worker.states[block][version]
@@ -106,10 +138,6 @@ class SimStates:
             return ()
 
         self._worker.submit(0.0, copy)
-
-    def forget_copies(self) -> None:
-        """Forget the copies, as the process gets another place."""
-        self._copies.clear()
 
     def give(self, version: int, block: int) -> Any:
         """State of `block` at `version` for another peer; None if it is not here."""

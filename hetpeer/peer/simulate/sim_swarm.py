@@ -242,8 +242,8 @@ class SimSwarm:
         (name, _), message = self.world.random.choice(list(self._said.items()) or [(("", ""), m.Heartbeat())])
         volunteer = self.volunteers.get(name)
         self.world.after(ECHO_S, self._echo)
-        if volunteer is None:
-            return
+        if volunteer is None or not volunteer.alive:
+            return  # its streams are closed
 
         def to_volunteer(core: Member) -> Iterable[MemberEffect]:
             if not is_past(message, core.line, core.version or 0):
@@ -290,6 +290,7 @@ class SimSwarm:
     def noticed_death(self, volunteer: SimVolunteer) -> None:
         """Break the streams of a killed process: the coordinator and some volunteers see it soon."""
         name = volunteer.name
+        self.network.close(name)
         self.world.after(0.05, lambda: self.stream_broken(name))
         for other in self.volunteers.values():
             if other is not volunteer and other.alive and self.world.random.random() < 0.5:

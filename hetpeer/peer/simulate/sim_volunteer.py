@@ -68,6 +68,7 @@ class SimVolunteer:
             return
         swarm = self.swarm
         self.alive = True
+        swarm.network.open(self.name)
         self._gate = Gate(swarm.world)
         self.process += 1
         self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out)
@@ -250,7 +251,7 @@ class SimVolunteer:
         """Load the graphs of `place`; a later order replaces an earlier one."""
         self._preparing += 1
         order = self._preparing
-        self._states.forget_copies()
+        self._states.give_up()
         self.worker.unload()
 
         def finish(core: Member) -> Iterable[Effect]:

@@ -39,6 +39,7 @@ from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.place_on_devices import HeldBlocks, PlaceOnDevices
+from hetpeer.peer.training.state_loading import StateLoading
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.step_entry import LeftoverWatch, StepEntry
 from hetpeer.peer.training.task_execution import HeldPlace
@@ -153,7 +154,7 @@ class Volunteer:
         self._specs: list[BlockSpec] = []
         self._source: DataSource | None = None
         self._preparing: asyncio.Task[Any] | None = None
-        self._fetching: asyncio.Task[Any] | None = None
+        self._loading = StateLoading(self.member, self._tasks, self._fetcher, self.perform)
         self._over: asyncio.Future[e.Stop] = asyncio.get_running_loop().create_future()
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,7 +287,7 @@ class Volunteer:
             case e.Prepare(begin, end):
                 self._preparing = self._instead(self._preparing, self._prepare(begin, end))
             case e.FetchState():
-                self._fetching = self._instead(self._fetching, self._fetch_state(effect))
+                self._loading.begin(effect)
             case e.SaveState():
                 for copying in self._states.snapshot(effect):
                     self._spawn(copying)
@@ -331,6 +332,7 @@ class Volunteer:
         self.links.begin_anew()
         self._steps.use(None)
         self._states.use(None, {})
+        self._loading.give_up()
         while self._prepared:
             block, _ = self._prepared.popitem()
             await self._compute.submit(c.Unload(block=block))
@@ -398,6 +400,7 @@ class Volunteer:
             )
         )
         self._states.use(posts, self._prepared)
+        self._loading.use(self._specs, self._source)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))
 
@@ -411,18 +414,11 @@ class Volunteer:
         apart, most = self.offer.memory.apart, min(held.most, MOST)
         return bundles_beside(self.offer.main.for_model, held.room, held.specs, most, apart=apart)
 
-    async def _fetch_state(self, order: e.FetchState) -> None:
-        """Fetch and load the states of our blocks and the first data; tell the core."""
-        fetcher = StateFetcher(
-            self._node,
-            self._compute,
-            self._files.membership_config.peers,
-            len(self._manifest.optimizer_state),
-        )
-        loading = fetcher.load(order, self._specs)
-        warming = () if self._source is None else (self._source.warm_up(order.version),)
-        digests, *_ = await asyncio.gather(loading, *warming)
-        self.perform(self.member.state_loaded(order.line, order.version, digests))
+    def _fetcher(self) -> StateFetcher:
+        """A fetcher that asks today's reliable peers."""
+        kept = len(self._manifest.optimizer_state)
+        reliable = self._files.membership_config.peers
+        return StateFetcher(self._node, self._compute, reliable, kept, self._states)
 
     async def _rejoin(self) -> None:
         """The state is fetched again."""

@@ -12,6 +12,7 @@ from hetpeer.peer.transport.exchange import PassingState
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.nameless_file import NamelessFile
 from hetpeer.stages.ipc.segmented_work import InSegments
 from hetpeer.stages.ipc.worker_messages import Command, WorkerLane
 from hetpeer.stages.pipeline.division import Division
@@ -29,6 +30,11 @@ class WorkerPosts:
         self._compute = compute
         self._trace = trace
         self._idle_since: dict[WorkerLane, float] = defaultdict(float)
+
+    @property
+    def exchange(self) -> NamelessFile:
+        """The file through which states pass."""
+        return self._compute.exchange
 
     @property
     def division(self) -> Division:

@@ -98,6 +98,12 @@ class Uplink:
             self._queues[to].append(_Bundle(nbytes, arrives))
         self._share()
 
+    def drop(self, to: str) -> None:
+        """Forget all bundles for `to`, also the one under way: the link is closed."""
+        self._move()
+        self._queues.pop(to, None)
+        self._share()
+
     def _move(self) -> None:
         """Account for the bytes sent since the last look."""
         passed, self._since = self._timeline.now - self._since, self._timeline.now

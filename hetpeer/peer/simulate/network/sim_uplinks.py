@@ -86,6 +86,8 @@ class SimUplinks:
         self._bandwidth = devices.bandwidth
         self._largest: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """Sender → receiver → bytes of the largest bundle so far, uncompressed."""
+        self._closed: set[str] = set()
+        """Peers without a process."""
         self._uplinks = {
             name: Uplink(
                 cast("Timeline", world),  # it has a clock and lets things happen later, as that has
@@ -120,6 +122,17 @@ class SimUplinks:
             return None
         return float(self._latency[self._number[source], self._number[target]])
 
+    def close(self, peer: str) -> None:
+        """The process of `peer` has ended: nothing more goes to it, and what is under way is dropped."""
+        self._closed.add(peer)
+        for uplink in self._uplinks.values():
+            uplink.drop(peer)
+
+    def open(self, peer: str) -> None:
+        """A process of `peer` begins."""
+        self._closed.discard(peer)
+
     def send(self, source: str, target: str, nbytes: float, left: Callable[[], None]) -> None:
-        """Call `left` when the last byte has left `source`."""
-        self._uplinks[source].send(target, nbytes, left)
+        """Call `left` when the last byte has left `source`; never if `target` is closed before that."""
+        if target not in self._closed:
+            self._uplinks[source].send(target, nbytes, left)

@@ -52,7 +52,13 @@ class Carrier(Protocol):
         """Seconds one way; None if it is not known."""
 
     def send(self, source: str, target: str, nbytes: float, left: Callable[[], None]) -> None:
-        """Call `left` when the last byte has left `source`."""
+        """Call `left` when the last byte has left `source`; never if `target` is closed before that."""
+
+    def close(self, peer: str) -> None:
+        """Drop what is sent to `peer`, now and from now on: its process has ended."""
+
+    def open(self, peer: str) -> None:
+        """Carry what is sent to `peer` from now on: it has a new process."""
 
 
 class SimNetwork:
@@ -87,6 +93,16 @@ class SimNetwork:
         )
         self._free_at[link] = arrival
         world.at(arrival, deliver)
+
+    def close(self, peer: str) -> None:
+        """Drop the tensors that are on their way to `peer`: its process has ended."""
+        if self._carrier is not None:
+            self._carrier.close(peer)
+
+    def open(self, peer: str) -> None:
+        """Carry tensors to the new process of `peer`."""
+        if self._carrier is not None:
+            self._carrier.open(peer)
 
     def cut(self, one: str, other: str, seconds: float) -> None:
         """Let nothing pass between the two for `seconds`; messages sent meanwhile arrive afterwards."""
