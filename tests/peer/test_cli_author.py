@@ -147,6 +147,13 @@ def test_settings_of_an_outer_optimizer_are_not_ignored_without_it() -> None:
     assert caught.value.code == "HP-RUN-001"
 
 
+def test_a_correction_of_second_moments_is_not_ignored_without_them() -> None:
+    options = ["--mode", "grouped", "--unchecked", "--corrected", "--optimizer", "SGD"]
+    with pytest.raises(LocalError, match="--corrected has no effect with --optimizer SGD") as caught:
+        run_command("init", "run", "--model", "m.py:f", *options)
+    assert caught.value.code == "HP-RUN-001"
+
+
 def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="no effect in an exact run") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", "--interval", 5)

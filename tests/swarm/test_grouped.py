@@ -208,3 +208,19 @@ async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(
     all_batches_once(swarm)
     assert not swarm.records("dissolved")
     computed_again(swarm)
+
+
+@pytest.mark.proof
+async def test_a_false_gradient_of_one_cluster_is_found_by_one_machine(swarm: Swarm) -> None:
+    """A flipped bit in a sum that no other volunteer has computed."""
+    averaging = AveragingSettings(span=2, interval=4)
+    volunteers = await clusters_of_two(swarm, "abc", averaging)
+    volunteers.append(swarm.volunteer("liar", before="folds_falsely:bit"))
+    await swarm.finished(swarm.children[0], *volunteers)
+    all_batches_once(swarm)
+    replayed = replay(swarm.run.path)
+    (problem,) = replayed.problems
+    assert problem.startswith("step 3"), problem
+    assert "the gradient of block" in problem
+    assert volunteers[-1].peer_id in problem
+    assert 0 < replayed.equal < replayed.steps

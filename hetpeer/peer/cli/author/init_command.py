@@ -361,6 +361,14 @@ def init(
     averaging = chosen(
         AveragingSettings, window_s=window, outer=None if outer is OuterRule.NONE else of_outer
     )
+    if averaging.corrected and not settings.optimizer.keeps_of_mean:
+        raise LocalError(
+            "HP-RUN-001",
+            f"--corrected has no effect with --optimizer {optimizer}",
+            why="it has no second moments",
+            fix="leave it out, or use AdamW or NAdam",
+            exit_code=ExitCode.CONFIG,
+        )
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
