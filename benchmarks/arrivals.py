@@ -41,8 +41,9 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.bootstrap.state.step_time_placement import StepTime
 from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote
-from hetpeer.peer.planning.asked_lines import TIMES, Line, lines_known, settled
+from hetpeer.peer.planning.asked_lines import HOPES, TIMES, Hope, Line, lines_known, settled
 from hetpeer.peer.planning.replan import HORIZON, RememberedLinks, Seating, proposal
+from hetpeer.peer.transport.uplink import SEVERAL
 from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.network_coordinates import OwnCoordinate
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
@@ -65,6 +66,8 @@ ROUNDS = 24
 """Pings of each before the first search."""
 SEARCHES = 3
 """Searches without a result after which a swarm has settled."""
+MOST_SEARCHES = TIMES + len(HOPES)
+"""Searches of one look."""
 STEPS = 20
 """Steps between two searches."""
 SETTLED, BETTER = 1.10, 1.5
@@ -181,10 +184,10 @@ class Arriving:
         while quiet < SEARCHES:
             step, before_s = step + STEPS, self._world.step_s(self.members)
             stakes = Stakes(steps=HORIZON, measured_s=before_s, demand=demand(self.moves, step))
-            seeds = itertools.count(seed + step * TIMES)
+            seeds = itertools.count(seed + step * MOST_SEARCHES)
             found = asyncio.run(
                 settled(
-                    lambda in_vain: self._searched(stakes, next(seeds), in_vain),  # noqa: B023
+                    lambda hope: self._searched(stakes, next(seeds), hope),  # noqa: B023
                     lambda: lines_known(self._remembered(self._adverts())),
                     self._measured,
                     set(),
@@ -204,9 +207,7 @@ class Arriving:
             result = MoveResult(after_s=self._world.step_s(self.members), moving_s=found.promise.moving_s)
             self.moves.append(Move(step=step, promise=found.promise, result=result))
 
-    async def _searched(
-        self, stakes: Stakes, seed: int, in_vain: Collection[Line] | None
-    ) -> Arrangement | None:
+    async def _searched(self, stakes: Stakes, seed: int, hope: Hope | None) -> Arrangement | None:
         return proposal(
             self._world.run.manifest,
             self._remembered(self._adverts()),
@@ -214,7 +215,7 @@ class Arriving:
             stakes,
             seed=seed,
             on=limited(LOOKS),
-            in_vain=in_vain,
+            hope=hope,
         )
 
     async def _measured(self, lines: Collection[Line]) -> Collection[Line]:
@@ -245,8 +246,8 @@ class Arriving:
         return float(self._world.devices.bandwidth[PEERS.index(sender), PEERS.index(to)])
 
     def _work(self) -> None:
-        """All have trained at their places: the coordinator knows computing times, lines in use, and uplinks
-        as far as they carried several lines at once.
+        """All have trained at their places for STEPS: the coordinator knows computing times, lines in use,
+        and uplinks as far as they carried several lines at once.
         """
         crossing = self._world.work.crossing
         for volunteer in self.members.volunteers.values():
@@ -258,8 +259,9 @@ class Arriving:
                 / self._rate(volunteer.peer, to.peer)
                 for to in self._used(volunteer)
             }
-            if volunteer.links:
-                volunteer.measured(sum(self._rate(volunteer.peer, to) for to in volunteer.links))
+            if len(volunteer.links) >= SEVERAL:
+                for _ in range(STEPS):
+                    volunteer.measured(sum(self._rate(volunteer.peer, to) for to in volunteer.links))
 
     def _adverts(self) -> dict[str, Advert]:
         """Adverts of all volunteers."""

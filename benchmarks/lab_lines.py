@@ -1,9 +1,9 @@
 """Lines of all pairs, as a swarm of real processes knows them after two minutes, against the laboratory.
 
 Volunteers with empty homes join at once, in homes, a city and regions of the world (root), and train a small
-model. After SETTLE_S a node beside the bootstrap reads all adverts, and estimates the line between any two of
-those who take part as the planner does. `unmeasured`: pairs whose line nobody used. In virtual time, with
-more peers: benchmarks.coordinates.
+model whose bundles are as large as those of a real one. After SETTLE_S a node beside the bootstrap reads all
+adverts, and estimates the line between any two of those who take part as the planner does. `unmeasured`:
+pairs whose line nobody used. In virtual time, with more peers: benchmarks.coordinates.
 
     python -m benchmarks.lab_lines
     python -m benchmarks.lab_lines --only regions --volunteers 5
@@ -37,6 +37,9 @@ SETTLE_S = 120.0
 WITHIN_S = 180.0
 """Seconds until all have advertised their first block."""
 LOOK_S = 1.0
+MODEL = Model(width=256, layers=2, heads=2, sequence_length=512)
+"""Bundles of 2 MiB: smaller ones leave before TCP is as fast as a far line, and show nothing of it."""
+TRAINING = WITHOUT_END.model_copy(update={"batch_size": 16})
 
 
 def adverts_in(told: Path) -> dict[str, Advert]:
@@ -70,7 +73,7 @@ async def row(name: str, volunteers: int, seed: int) -> dict[str, Any]:
     """Errors of the estimated lines in one network."""
     with tempfile.TemporaryDirectory() as place, Lab(network(name, volunteers)) as lab:
         folder, told = Path(place), Path(place) / "told"
-        run = make_run(folder, Model(width=64, layers=2, heads=2), 2, WITHOUT_END, seed)
+        run = make_run(folder, MODEL, 2, TRAINING, seed)
         async with running(run, folder, volunteers, site=Site(lab=lab)) as swarm:
             with told.open("w") as out:
                 command = (sys.executable, "-m", observer, swarm.address, run.run_id, lab.address(0))

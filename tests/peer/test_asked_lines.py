@@ -6,7 +6,17 @@ import pytest
 
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.dht.discovery import Advert, LinkNote
-from hetpeer.peer.planning.asked_lines import MOST, TIMES, Line, lines_known, lines_needed, settled, turns
+from hetpeer.peer.planning.asked_lines import (
+    HOPES,
+    MOST,
+    TIMES,
+    Hope,
+    Line,
+    lines_known,
+    lines_needed,
+    settled,
+    turns,
+)
 
 THIRDS = ((0, 1), (1, 2), (2, 3))
 HALVES = ((0, 2), (2, 3))
@@ -60,8 +70,8 @@ async def test_it_is_asked_until_the_best_one_needs_no_unknown_line() -> None:
     """The first hope is false: with its lines measured, another arrangement is the best."""
     measured: set[Line] = set()
 
-    async def search(in_vain: Collection[Line] | None) -> Arrangement | None:
-        assert in_vain == set()
+    async def search(hope: Hope | None) -> Arrangement | None:
+        assert hope == Hope(HOPES[0], set())
         return pipeline("c", "b", "a") if ("a", "c") in measured else pipeline("a", "c", "b")
 
     async def ask(lines: Collection[Line]) -> Collection[Line]:
@@ -77,8 +87,9 @@ async def test_it_is_asked_until_the_best_one_needs_no_unknown_line() -> None:
 async def test_what_nobody_measures_is_not_hoped_for() -> None:
     in_vain: set[Line] = set()
 
-    async def search(without: Collection[Line] | None) -> Arrangement | None:
-        assert without is in_vain
+    async def search(hope: Hope | None) -> Arrangement | None:
+        assert hope is not None
+        assert hope.in_vain is in_vain
         return pipeline("a", "b", "c")
 
     async def ask(lines: Collection[Line]) -> Collection[Line]:
@@ -93,8 +104,8 @@ async def test_in_the_end_nothing_is_hoped_for() -> None:
     """A swarm in which each measurement raises another hope: TIMES questions, MOST lines each at most."""
     asked: list[Collection[Line]] = []
 
-    async def search(in_vain: Collection[Line] | None) -> Arrangement | None:
-        if in_vain is None:
+    async def search(hope: Hope | None) -> Arrangement | None:
+        if hope is None:
             return None
         layout = tuple((block, block + 1) for block in range(2 * MOST))
         seats = {f"{len(asked)}-{block}": (0, place) for block, place in enumerate(layout)}
@@ -108,9 +119,28 @@ async def test_in_the_end_nothing_is_hoped_for() -> None:
     assert [len(lines) for lines in asked] == [MOST] * TIMES
 
 
+async def test_more_is_hoped_for_while_nothing_is_found() -> None:
+    """A line that is far faster than others like it: twice its error does not make it look worth a move."""
+    hopes: list[float] = []
+    measured: set[Line] = set()
+
+    async def search(hope: Hope | None) -> Arrangement | None:
+        assert hope is not None
+        hopes.append(hope.errors)
+        return pipeline("a", "b") if hope.errors == HOPES[-1] or measured else None
+
+    async def ask(lines: Collection[Line]) -> Collection[Line]:
+        measured.update(lines)
+        return lines
+
+    assert await settled(search, lambda: measured, ask, set()) is not None
+    assert measured == {("a", "b")}
+    assert hopes == [*HOPES, HOPES[-1]]
+
+
 @pytest.mark.parametrize("known", [True, False])
 async def test_nobody_is_asked_where_nothing_is_found_or_all_is_known(known: bool) -> None:
-    async def search(_in_vain: Collection[Line] | None) -> Arrangement | None:
+    async def search(_hope: Hope | None) -> Arrangement | None:
         return pipeline("a", "b") if known else None
 
     async def ask(_lines: Collection[Line]) -> Collection[Line]:

@@ -20,7 +20,7 @@ from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
-from hetpeer.peer.planning.asked_lines import Line, lines_known, settled
+from hetpeer.peer.planning.asked_lines import Hope, Line, lines_known, settled
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.replan import (
     HORIZON,
@@ -249,7 +249,7 @@ class World:
         """
         stakes, seeds = Stakes(steps=1000, measured_s=self.step_s(), demand=demand(self.moves, 0)), [seed]
 
-        async def search(in_vain: Collection[Line] | None) -> Arrangement | None:
+        async def search(hope: Hope | None) -> Arrangement | None:
             left = iter(range(1000))
             seeds[0] += 1000
             return proposal(
@@ -259,7 +259,7 @@ class World:
                 stakes,
                 seed=seeds[0],
                 on=lambda: next(left, None) is not None,
-                in_vain=in_vain,
+                hope=hope,
             )
 
         async def ask(lines: Collection[Line]) -> Collection[Line]:

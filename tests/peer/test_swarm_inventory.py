@@ -124,6 +124,19 @@ def test_a_claim_that_several_links_contradict_is_not_believed(run: RunDirectory
     assert lines_of(slow).up[0] == 1e8, "the other ends take no more, as they say"
 
 
+def test_bundles_too_short_for_tcp_to_become_fast_are_no_rate_of_their_line(run: RunDirectory) -> None:
+    """16 kB over 300 ms there and back arrive at 1 Mbit/s, whatever the line carries."""
+    fast = {"uplink": 1e7, "downlink": 1e7}
+    short = LinkNote(to=BACK[-8:], rate=1.25e5, trip_s=0.3, activation_bytes=16_000)
+    adverts = {FRONT: volunteer(**fast, links=(short,)), BACK: volunteer(**fast)}
+    lines = lines_of(adverts)
+    assert lines.rate[0, 1] == 1e7
+    assert not lines.measured[0, 1]
+    long = short.model_copy(update={"activation_bytes": 100_000})
+    lines = lines_of(adverts | {FRONT: volunteer(**fast, links=(long,))})
+    assert (lines.rate[0, 1], lines.measured[0, 1]) == (1.25e5, True)
+
+
 def test_a_downlink_that_several_senders_contradict_is_not_believed(run: RunDirectory) -> None:
     fast = {"uplink": 1e8, "downlink": 1e8}
     onwards = (LinkNote(to=FRONT[-8:], rate=1e6),)

@@ -52,6 +52,36 @@ def test_measured_lines_are_what_they_are() -> None:
     assert pairs.doubt[2, 1] > 1.0
 
 
+def test_a_line_that_may_carry_more_carries_at_least_that() -> None:
+    """Short bundles over far lines showed 1 MB/s: that makes no other line slow, nor an unknown uplink."""
+    ends = [replace(end, uplink=0.0) if number == 0 else end for number, end in enumerate(towns(2))]
+    short = MeasuredLine(rate=1e6, trip_s=0.2, at_least=True)
+    pairs = pair_lines(ends, {(0, 2): short, (1, 2): short, (3, 2): MeasuredLine(rate=1.2e8)})
+    assert pairs.up[0] == 1e8, "as the middle of the others, not as slow as its line"
+    assert pairs.rate[0, 2] == pairs.rate[0, 3] == 1e8
+    assert not pairs.measured[0, 2]
+    assert pairs.rate_error[0, 2] > MEASURED
+    assert pairs.down[2] == 1.2e8
+    fast = pair_lines(ends, {(0, 1): MeasuredLine(rate=2e8, at_least=True)})
+    assert fast.up[0] == fast.down[1] == fast.rate[0, 1] == 2e8
+
+
+def test_lines_that_carry_together_what_each_does_alone_share_no_uplink() -> None:
+    """8 and 7 MB/s by themselves. 14 MB/s were seen at once, so nothing but the lines limits them; 9 is a
+    limit. So is 9 if one of them carries that alone.
+    """
+
+    def together(uplink: float, *rates: float) -> float:
+        ends = [LineEnd(uplink=uplink), *[LineEnd(uplink=1e8)] * len(rates)]
+        lines = {(0, number): MeasuredLine(rate=rate) for number, rate in enumerate(rates, 1)}
+        return float(pair_lines(ends, lines).together[0])
+
+    assert together(1.4e7, 8e6, 7e6) == LINE
+    assert together(9e6, 8e6, 7e6) == 9e6
+    assert together(9e6, 4.5e6, 4.5e6, 9e6) == 9e6
+    assert together(9e6, 4e6) == 9e6, "one line says nothing"
+
+
 def test_latency_is_that_of_the_coordinates() -> None:
     pairs = pair_lines(towns(2), {})
     assert pairs.latency[0, 1] == pytest.approx(2e-3)

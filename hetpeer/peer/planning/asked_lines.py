@@ -9,6 +9,7 @@ and none is taken for fast that is not. Docs: planning.md, "Asked before moved".
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
@@ -20,6 +21,18 @@ TIMES = 8
 """Times that volunteers are asked for one arrangement."""
 MOST = 24
 """Lines that are asked for at a time."""
+HOPES = (1.0, 2.0, 4.0)
+"""Errors by which a line may be faster than its estimate: at first, and as long as nothing is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hope:
+    """How fast lines may be that nobody measured."""
+
+    errors: float
+    """Errors of their estimates by which they may be faster."""
+    in_vain: Collection[Line]
+    """Lines that cannot be measured: no hope for them."""
 
 
 def line_of(one: str, other: str) -> Line:
@@ -70,23 +83,25 @@ def turns(lines: Iterable[Line]) -> list[list[Line]]:
 
 
 async def settled(
-    search: Callable[[Collection[Line] | None], Awaitable[Arrangement | None]],
+    search: Callable[[Hope | None], Awaitable[Arrangement | None]],
     known: Callable[[], Collection[Line]],
     ask: Callable[[Collection[Line]], Awaitable[Collection[Line]]],
     in_vain: set[Line],
 ) -> Arrangement | None:
     """The best arrangement all of whose lines are measured, as far as they can be; None if there is none.
 
-    `search` finds the best one; its argument has the lines that are not to be hoped for (None: any that
-    nobody measured). `known`: the measured ones. `ask` has lines measured, and returns those that are known
-    then. The others are added to `in_vain`: they count as estimated from then on, less by the error.
+    `search` finds the best one, with as much hope as it is told (None: none). `known`: the measured lines.
+    `ask` has lines measured, and returns those that are known then. The others are added to `in_vain`: they
+    count as estimated from then on, less by the error. If nothing is found, more is hoped for.
     """
-    for _ in range(TIMES):
-        found = await search(in_vain)
-        if found is None:
-            return None
-        lines = sorted(lines_needed(found) - set(known()) - in_vain)[:MOST]
-        if not lines:
-            return found
-        in_vain |= set(lines) - set(await ask(lines))
-    return await search(None)
+    left = TIMES
+    for errors in HOPES:
+        while (found := await search(Hope(errors, in_vain))) is not None:
+            lines = sorted(lines_needed(found) - set(known()) - in_vain)[:MOST]
+            if not lines:
+                return found
+            if not left:
+                return await search(None)
+            left -= 1
+            in_vain |= set(lines) - set(await ask(lines))
+    return None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
@@ -27,7 +28,7 @@ from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
-from hetpeer.peer.planning.asked_lines import Line, line_of
+from hetpeer.peer.planning.asked_lines import Hope, line_of
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.pipeline.place_memory import choose
@@ -141,15 +142,15 @@ def proposal(
     *,
     seed: int,
     on: Callable[[], bool],
-    in_vain: Collection[Line] | None = None,
+    hope: Hope | None = None,
     lost: Collection[int] | None = None,
 ) -> Arrangement | None:
     """The best arrangement found while `on` is true, with its promise; None if the present division is better
     or a volunteer's speed is unknown.
 
     `lost`: clusters that were complete before a volunteer was lost (None: all). Lines that nobody measured
-    carry what is estimated, and more by its error, since they are measured before the move; those `in_vain`
-    (None: all), which cannot be measured, carry less by it.
+    carry what is estimated, and more by its error as far as there is `hope`, since they are measured before
+    the move; without any they carry less by it.
     """
     if not seating.seats:
         return None
@@ -162,8 +163,7 @@ def proposal(
     if set(peers) != set(seating.seats):
         return None
     devices = _as_measured(named.devices)
-    hoped = [[in_vain is not None and line_of(a, b) not in in_vain for b in peers] for a in peers]
-    carries = devices.bandwidth * np.where(hoped, found.doubt, 1.0 / found.doubt)
+    carries = devices.bandwidth * _hoped(peers, found.doubt, hope)
     devices = replace(devices, bandwidth=carries)
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
     held = [(0, 0) if peer in seating.backups else seating.seats[peer][1] for peer in peers]
@@ -183,6 +183,14 @@ def proposal(
         return None
     arrangement = _arrangement(change, peers, seating, manifest.layouts, work, devices)
     return replace(arrangement, promise=_promise(stakes, living.before_s, change))
+
+
+def _hoped(peers: Sequence[str], doubt: NDArray[np.float64], hope: Hope | None) -> NDArray[np.float64]:
+    """Factors of the estimated rates between `peers`; `doubt`: 1 + error."""
+    if hope is None:
+        return 1.0 / doubt
+    asked = [[line_of(a, b) not in hope.in_vain for b in peers] for a in peers]
+    return np.where(asked, 1.0 + hope.errors * (doubt - 1.0), 1.0 / doubt)
 
 
 def _promise(stakes: Stakes, before_s: float, change: PlanChange) -> MovePromise:

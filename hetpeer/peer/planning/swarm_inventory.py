@@ -109,7 +109,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
                 "tflops": _rounded(slowed(known, peer) * _flops(manifest, advert) / TERA, 1e-6, 1e6),
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
                 **_beside(advert),
-                "up_mbps": _rounded(lines.up[number] * BITS / MEGA, *MBPS),
+                "up_mbps": _rounded(lines.together[number] * BITS / MEGA, *MBPS),
                 "down_mbps": _rounded(lines.down[number] * BITS / MEGA, *MBPS),
                 **({"private": True} if advert.reach == ReachKind.PRIVATE else {}),
                 **shared[peer],
@@ -155,7 +155,7 @@ def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: PairLines
     devices = Devices(
         flops=amounts,
         memory=amounts,
-        uplink=lines.up[: len(known)],
+        uplink=lines.together[: len(known)],
         latency=lines.latency[: len(known), : len(known)],
         bandwidth=lines.rate[: len(known), : len(known)],
     )

@@ -42,9 +42,9 @@ LONG_S = 0.5
 """Seconds of counted arrivals beside which slow start is short: no more of them are left out."""
 FAR_S = 0.1
 """Seconds of a round trip over which a probe has too few of them to grow in."""
-MOST_ERROR = 0.5
-"""A rate over such ways with a larger error is unknown: it is too low by any factor, and a planner has a
-better guess. Over short ways it is not far off.
+MOST_ERROR = 0.25
+"""A rate over such ways with a larger error is unknown: it still rose, is too low by any factor, and a
+planner has a better guess. Over short ways it is not far off.
 """
 PARTS = 4
 """Parts of the counted arrivals whose rates are compared for the error."""

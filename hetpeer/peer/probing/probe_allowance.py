@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 MEGA = 1_000_000
 PERIOD_S = 3600.0
-PER_PEER = 8 * MEGA
-"""Bytes of one peer in PERIOD_S, both directions together: two whole probes."""
+PER_PEER = 32 * MEGA
+"""Bytes of one peer in PERIOD_S, both directions together: two whole probes and two measurements."""
 NETWORK_SHARE = 4
 """One network may take 1/NETWORK_SHARE of the total."""
 

@@ -29,13 +29,13 @@ from hetpeer.peer.probing.probe_allowance import PER_PEER, ProbeAllowance
 PROTOCOL: Final = "hetpeer/1/probe"
 BUDGET = StreamBudget(per_peer=2, strangers=32, pace=MEMBER)
 """A stream over libp2p, and the direct one that replaces it."""
-PINGS_S, GRANT_S, PER_BYTE_S = 3.0, 2.5, 6e-7
+PINGS_S, GRANT_S, PER_BYTE_S = 3.0, 2.5, 1e-6
 """Seconds for the pings of a stream, and for the bytes that it was granted: so many, or more for many."""
 WAIT_S = 0.5
 """Seconds for which one probe waits for another to end."""
 MAX_PINGS = 64
-RELIABLE_BYTES, VOLUNTEER_BYTES = 128_000_000, 32_000_000
-"""Bytes for probes in an hour: 0.3 Mbit/s of a reliable peer's line at most, and 0.07 of a volunteer's."""
+RELIABLE_BYTES, VOLUNTEER_BYTES = 128_000_000, 64_000_000
+"""Bytes for probes in an hour: 0.3 Mbit/s of a reliable peer's line at most, and 0.15 of a volunteer's."""
 
 
 class ProbeService:

@@ -177,7 +177,7 @@ class PlanProposer:
         if not timing.changes:
             self._in_vain.clear()
         found = await settled(
-            lambda in_vain: self._searched(partial(search, in_vain=in_vain)),
+            lambda hope: self._searched(partial(search, hope=hope)),
             lambda: self._known,
             self._ask,
             self._in_vain,

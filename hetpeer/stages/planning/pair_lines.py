@@ -5,6 +5,7 @@ between the others.
 Rate: what was measured, or else what the uplink of the one and the downlink of the other allow, and no more
 than lines like it carry: those between ends that are near its ends, or that are as long. They count by a
 weighted median, one vote each, with a vote that nothing but the ends limits it; so no single claim decides.
+A line that may carry more than was measured is no vote: it carries at least that.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class MeasuredLine:
     """Bytes/s; 0: not known."""
     trip_s: float = 0.0
     """Best round trip in seconds; 0: not known."""
+    at_least: bool = False
+    """Whether it may carry more than `rate`: what was sent was too short for TCP to become as fast."""
 
 
 Pair = tuple[int, int]
@@ -86,6 +89,8 @@ class PairLines:
     """Bytes/s that leave each, (N,)."""
     down: Floats
     """Bytes/s that reach each, (N,)."""
+    together: Floats
+    """Bytes/s that all lines of each carry at once, (N,): `up`, or LINE if they share nothing that limits."""
 
     @property
     def doubt(self) -> Floats:
@@ -105,14 +110,16 @@ def pair_lines(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> P
     pairs = pair_lines([LineEnd(uplink=2e6), LineEnd(uplink=4e6)], {(0, 1): MeasuredLine(rate=1.5e6)})
     pairs.rate[0, 1], pairs.rate[1, 0]  # 1.5e6, and 4e6: no downlink is taken to be slower than the uplink
     """
-    rates = {pair: believed(line.rate) for pair, line in lines.items() if line.rate}
+    carried = {pair: believed(line.rate) for pair, line in lines.items() if line.rate}
+    rates = {pair: rate for pair, rate in carried.items() if not lines[pair].at_least}
     latency, latency_error = _latencies(ends, lines)
-    up, down = _claims(ends, rates)
+    up, down = _claims(ends, carried)
     evidence = _Evidence(ends, np.where(latency_error < UNKNOWN, latency, np.nan), rates) if rates else None
     if evidence is not None:
         up, down = _contradicted(evidence, up, down)
     wide = np.array([end.wide for end in ends], dtype=np.bool_)
     up, down = np.where(wide, LINE, up), np.where(wide, LINE, down)
+    together = np.where(_unshared(up, carried), LINE, up)
     by_ends = np.minimum(up[:, None], down[None, :])
     rate, error = by_ends, np.full(by_ends.shape, ENDS)
     measured = np.zeros(by_ends.shape, dtype=np.bool_)
@@ -120,6 +127,8 @@ def pair_lines(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> P
         rate, error = evidence.estimated(by_ends)
         pairs = tuple(np.array(list(rates)).T)
         measured[pairs], rate[pairs], error[pairs] = True, list(rates.values()), MEASURED
+    for pair in carried.keys() - rates.keys():
+        rate[pair] = max(rate[pair], carried[pair])
     return PairLines(
         latency=latency,
         latency_error=latency_error,
@@ -128,6 +137,7 @@ def pair_lines(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> P
         measured=measured,
         up=up,
         down=down,
+        together=together,
     )
 
 
@@ -159,18 +169,36 @@ def _latencies(ends: Sequence[LineEnd], lines: Mapping[Pair, MeasuredLine]) -> t
 def _claims(ends: Sequence[LineEnd], rates: Mapping[Pair, float]) -> tuple[Floats, Floats]:
     """(uplinks, downlinks) as peers say, and no less than any of their lines carried.
 
-    An unknown uplink is as the middle of the known; an unknown downlink no slower than the uplink beside it.
+    An unknown uplink is as the middle of the known, not as slow as the only line that it was seen on; an
+    unknown downlink is no slower than the uplink beside it.
     """
     count = len(ends)
     sent, came = np.zeros(count), np.zeros(count)
     for (sender, to), rate in rates.items():
         sent[sender], came[to] = max(sent[sender], rate), max(came[to], rate)
-    said = [max(believed(end.uplink), fastest) for end, fastest in zip(ends, sent.tolist(), strict=True)]
-    known = [rate for rate, end in zip(said, ends, strict=True) if rate and not end.wide]
+    said = np.array([believed(end.uplink) for end in ends])
+    seen = np.maximum(said, sent)
+    known = [rate for rate, end in zip(seen.tolist(), ends, strict=True) if rate and not end.wide]
     usual = median(known) if known else LINE
-    up = np.array([rate or usual for rate in said])
+    up = np.where(said > 0, seen, np.maximum(seen, usual))
     down = np.array([believed(end.downlink) for end in ends])
     return up, np.maximum(np.where(down > 0, down, up), came)
+
+
+def _unshared(up: Floats, rates: Mapping[Pair, float]) -> NDArray[np.bool_]:
+    """Whether the lines of each share no uplink that limits them.
+
+    An uplink is known as the most that several lines carried at once. If that is what two of them carry one
+    by one, they did not hold each other up. If one alone carries nearly as much, it may have been the uplink.
+    """
+    of_peer: dict[int, list[float]] = defaultdict(list)
+    for (sender, _), rate in rates.items():
+        of_peer[sender].append(rate)
+    found = np.zeros(len(up), dtype=np.bool_)
+    for peer, own in of_peer.items():
+        slowest, limit = sorted(own)[:SEVERAL], FULL * up[peer]
+        found[peer] = len(slowest) == SEVERAL and FULL * sum(slowest) <= up[peer] and max(own) < limit
+    return found
 
 
 def _contradicted(evidence: _Evidence, up: Floats, down: Floats) -> tuple[Floats, Floats]:
