@@ -130,6 +130,7 @@ proof-7: setup
 	$(PY) -m benchmarks.grids
 	$(PY) -m benchmarks.kernighan_lin
 	$(PY) -m benchmarks.networkx_parts
+	$(PY) -m benchmarks.formation
 	$(PY) -m benchmarks.growth
 	$(PY) -m benchmarks.testbeds
 	$(PY) -m benchmarks.prediction --volunteers 5 6

@@ -4,7 +4,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.bootstrap.grouped.cluster import ClusterCut
+from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
@@ -85,9 +85,9 @@ class Waiting:
                 self.do(self.core.resumed(peer, self.now))
             self.do(self.core.tick(self.now))
 
-    def recut(self, *seats, spared=(), cluster=0):
-        cutting = ClusterCut(cluster=cluster, seats=seats, spared=frozenset(spared))
-        self.do(self.core.recut(cutting, 1.0))
+    def form(self, *clusters, spared=()):
+        """Propose clusters, each of (peer, blocks), for all that wait."""
+        self.do(self.core.form(Formation(clusters=clusters, spared=frozenset(spared)), self.now))
 
     def of(self, kind):
         """The records of a kind."""

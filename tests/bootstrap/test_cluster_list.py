@@ -179,7 +179,7 @@ def test_a_cut_goes_with_those_for_whom_it_was_made():
     one = Waiting(memory=(2, 3))
     one.hello("big")
     one.claims("big")
-    one.recut(("big", WHOLE))
+    one.form([("big", WHOLE)])
     one.tell("big", m.Farewell())
     one.hello("small", memory_bytes=2)
     assert one.claims("small", 2) == (0, *FIRST)

@@ -11,7 +11,6 @@ import pytest
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.moves import Move, MovePromise, MoveResult, demand
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -28,7 +27,6 @@ from hetpeer.peer.planning.replan import (
     Seating,
     _lines,
     comparable,
-    cutting,
     proposal,
     stakes,
 )
@@ -458,37 +456,6 @@ def test_a_promise_is_made_by_the_step_that_was_measured(run: RunDirectory) -> N
     assert halved is not None
     assert halved.after_s == pytest.approx(by_model.after_s / 2)
     assert promised(0, by_model.before_s) is None
-
-
-def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> ClusterCut | None:
-    left = iter(range(500))
-    return cutting(run.manifest, adverts, 3, peers, seed=1, on=lambda: next(left, None) is not None)
-
-
-def test_who_waits_and_has_the_memory_gets_all_of_the_model(run: RunDirectory) -> None:
-    assert waiting(run, {"a": advert(1e9)}, "a") == ClusterCut(cluster=3, seats=[("a", (0, BLOCKS))])
-
-
-def test_those_who_wait_share_the_model_by_their_speed_or_are_two_clusters(run: RunDirectory) -> None:
-    """Each has memory for a half at most, so both are needed; with memory for all of it each is a cluster
-    by itself.
-    """
-    memory = of_manifest(run.manifest, run.manifest.training.microbatches)
-    each = int(0.9 * (memory.memory.sum() + 8 * memory.kept.sum()))
-    found = waiting(run, {"fast": advert(1e7, each), "slow": advert(1e6, each)}, "fast", "slow")
-    assert found is not None
-    assert found.fault(BLOCKS) is None
-    assert found.peers == {"fast", "slow"}
-    adverts = {"fast": advert(1e7), "slow": advert(1e7)}
-    found = waiting(run, adverts, "fast", "slow")
-    assert found is not None
-    assert (len(found.seats), len(found.spared)) == (1, 1)
-
-
-def test_those_who_cannot_hold_it_together_or_have_not_said_what_they_can_wait_on(run: RunDirectory) -> None:
-    assert waiting(run, {"a": advert(1e9, 100_000)}, "a") is None
-    assert waiting(run, {"a": advert(1e9), "b": Advert(role="volunteer")}, "a", "b") is None
-    assert waiting(run, {"a": advert(1e9)}, "a", "b") is None
 
 
 def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_there() -> None:

@@ -1,5 +1,5 @@
-"""A planner that proposes another division of the blocks every few seconds, at random, or another cut for
-those who wait in a forming cluster: the worst that there could be.
+"""A planner that proposes another division of the blocks every few seconds, at random, or other clusters
+of those who wait for one: the worst that there could be.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from random import Random
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster import Cluster, ClusterCut
+from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.moves import MovePromise
 from tests.simulation.checked_swarm import CheckedSwarm
@@ -40,8 +40,9 @@ class Arrangements:
             peers = [v.peer for v in core.members.volunteers.values() if v.place is not None]
             if peers:
                 self._swarm.arrange(_any_of(peers, core.members.blocks, self._random))
-        elif isinstance(core, GroupedRun) and (forming := core.forming) is not None:
-            self._swarm.recut(_any_cut(forming, self._random))
+        elif isinstance(core, GroupedRun) and core.waiting:
+            blocks = next(iter(core.clusters)).members.blocks
+            self._swarm.form(_any_clusters(sorted(core.waiting), blocks, self._random))
         if self._swarm.completed is None:
             self._propose_later()
 
@@ -62,10 +63,11 @@ def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
     return Arrangement(layouts, seats, PROMISE, backups)
 
 
-def _any_cut(forming: Cluster, random: Random) -> ClusterCut:
-    """Some of those who wait, in any order, with any cut; the others are spared."""
-    peers, blocks = sorted(forming.members.volunteers), forming.members.blocks
-    chosen = random.sample(peers, random.randint(1, min(blocks, len(peers))))
-    borders = [0, *sorted(random.sample(range(1, blocks), len(chosen) - 1)), blocks]
-    seats = list(zip(chosen, pairwise(borders), strict=True))
-    return ClusterCut(cluster=forming.number, seats=seats, spared=frozenset(peers).difference(chosen))
+def _any_clusters(peers: list[str], blocks: int, random: Random) -> Formation:
+    """Those who wait in clusters of any size with any cuts; some are spared."""
+    left, clusters = random.sample(peers, len(peers)), list[list[tuple[str, Range]]]()
+    while left and (not clusters or random.random() < 0.5):
+        size = random.randint(1, min(blocks, len(left)))
+        borders = [0, *sorted(random.sample(range(1, blocks), size - 1)), blocks]
+        clusters.append([(left.pop(), place) for place in pairwise(borders)])
+    return Formation(clusters=clusters, spared=frozenset(left))

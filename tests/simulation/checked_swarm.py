@@ -13,7 +13,7 @@ from typing import ClassVar
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster import ClusterCut
+from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
@@ -91,13 +91,13 @@ class CheckedSwarm(SimSwarm):
 
         self.host.later(lambda: self.host.event("arrange", proposed))
 
-    def recut(self, cutting: ClusterCut) -> None:
-        """Propose a cut for the volunteers of a forming cluster, as a planner does."""
+    def form(self, formation: Formation) -> None:
+        """Propose clusters for the volunteers that wait, as a planner does."""
 
         def proposed(core: Core, now: float) -> Iterable[d.Effect]:
-            return core.recut(cutting, now) if isinstance(core, GroupedRun) else ()
+            return core.form(formation, now) if isinstance(core, GroupedRun) else ()
 
-        self.host.later(lambda: self.host.event("recut", proposed))
+        self.host.later(lambda: self.host.event("form", proposed))
 
     def stranger(self, message: m.Message) -> None:
         """Send a message to the coordinator from a peer that is no volunteer of this run."""

@@ -23,6 +23,7 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.bootstrap.state.core_config import GATHER_S
 from hetpeer.peer.simulate.sim_swarm import is_past
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
@@ -218,7 +219,10 @@ class GroupedSwarm(CheckedSwarm):
     def _new_core(self) -> Core:
         scheduler = GroupPipelines(1, (), self._span, Adaptive(self._span, self._wait))
         config = replace(
-            self._core_config(), averaging_interval=self._interval, averaging_delayed=self._delayed
+            self._core_config(),
+            averaging_interval=self._interval,
+            averaging_delayed=self._delayed,
+            gather_s=GATHER_S if self.config.arranged_s else 0.0,
         )
         return GroupedRun(config, self.log, scheduler, self.world.now)
 

@@ -18,7 +18,8 @@ from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.sim_grouped import simulate
 
-SEEDS = range(24)
+SEEDS = (13, *range(13), *range(14, 24))
+"""The first one has a mean that is installed late."""
 ONCE_BROKEN = (36, 92, 140, 1730)
 """A copy outlived its averaging; a plan was made and its cluster silenced at once; a checkpoint had a copy of
 another cluster's state; what was saved of one cluster's version counted as another's version of the same

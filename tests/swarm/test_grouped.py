@@ -36,7 +36,8 @@ async def clusters_of_two(
     """
     settings = swarm.run.manifest.training.model_copy(update=training)
     swarm.run = resign(swarm.run, averaging=averaging, training=settings, links=links or LinkSettings())
-    await swarm.bootstrap(together=len(names) // 2 * 2, before=before)
+    divides = () if before == "soon_enough" else ("--keep-places",)
+    await swarm.bootstrap(*divides, together=len(names) // 2 * 2, before=before)
     return [swarm.volunteer(name, *options) for name in names]
 
 
@@ -203,7 +204,7 @@ async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(
     volunteers = await clusters_of_two(swarm, "abcd", settings, before="patient")
     await until(lambda: swarm.records("average"), "they have averaged", 100.0)
     await swarm.children[0].kill()
-    bootstrap = await swarm.bootstrap(before="patient")
+    bootstrap = await swarm.bootstrap("--keep-places", before="patient")
     await swarm.finished(bootstrap, *volunteers)
     all_batches_once(swarm)
     assert not swarm.records("dissolved")

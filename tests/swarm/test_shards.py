@@ -68,7 +68,7 @@ async def killed_and_started_again(swarm: Swarm, cell: str, names: str) -> list[
     Whoever gets to `cell` first dies there and comes back, as the first of them: it depends on lines who
     reduces.
     """
-    await swarm.bootstrap()
+    await swarm.bootstrap(*(["--keep-places"] if swarm.run.manifest.averaging else []))
     cell = f"{cell}@{swarm.folder}/died"
     volunteers = {name: swarm.volunteer(name, fail=cell) for name in names}
 

@@ -184,8 +184,11 @@ class Member:
         return [Tell(m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))]
 
     def _granted(self, message: m.Granted) -> list[Effect]:
-        """Take a place: load its graphs, unless the worker has them, then ask for its state."""
-        waits = self.line.cluster == m.EVERYBODY and self.line.term == message.line.term
+        """Take a place: load its graphs, unless the worker has them, then ask for its state.
+
+        It may be in another cluster than the place before, if that was not founded yet.
+        """
+        waits = self.line.cluster != message.line.cluster and self.line.term == message.line.term
         if message.line != self.line and not waits:
             return []  # late: of a term-view that is past
         place = (message.begin, message.end)

@@ -1,14 +1,13 @@
 """One cluster of a grouped run: it has a coordinator, and falls apart where a whole run would roll back.
 
-Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may propose another cut
-of the blocks for them. Then the run *founds* it from a checkpoint; it fetches that and trains. It dissolves
+Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may divide all that
+wait anew (formation.py). Then the run *founds* it from a checkpoint; it fetches that and trains. It dissolves
 when a block has lost its last holder (docs/averaging.md, "Grouped runs").
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -18,35 +17,10 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState, is_cut
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 
 STALLS = 6
 """Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterCut:
-    """A proposal for forming cluster `cluster`."""
-
-    cluster: int
-    seats: Sequence[tuple[str, Range]]
-    """Peers with their blocks, which together are all blocks of the model in order."""
-    spared: frozenset[str] = frozenset()
-    """Volunteers of the cluster that are to look for another place."""
-
-    def fault(self, blocks: int) -> str | None:
-        """Reason why the cut does not fit a model of `blocks` blocks; None if it fits."""
-        if not is_cut([place for _, place in self.seats], blocks):
-            return f"cluster {self.cluster} is not cut into {blocks} blocks"
-        peers = [peer for peer, _ in self.seats]
-        if len(set(peers)) < len(peers) or self.spared.intersection(peers):
-            return "a volunteer has two places"
-        return None
-
-    @property
-    def peers(self) -> frozenset[str]:
-        """All volunteers that the cut was made for."""
-        return frozenset(peer for peer, _ in self.seats) | self.spared
 
 
 class Cluster:
@@ -140,16 +114,16 @@ class Cluster:
         """Whether the cluster is not founded and has an open place."""
         return not self.founded and self.dissolved is None and any(p.open for p in self.members.places())
 
-    def recut(self, cutting: ClusterCut) -> list[Effect]:
-        """Give the cluster's volunteers these places. The caller has removed those that the cut spares."""
-        self.members.recut([place for _, place in cutting.seats])
+    def seat(self, seats: Sequence[tuple[VolunteerState, Range]]) -> list[Effect]:
+        """Cut the cluster, in which nobody is, like this and give `seats`; tells those that get a new one."""
+        self.members.recut([place for _, place in seats])
         told: list[Effect] = []
-        for peer, place in cutting.seats:
-            volunteer = self.members.volunteers[peer]
-            if volunteer.place != place:
-                volunteer.place = place
+        for volunteer, place in seats:
+            self.members.volunteers[volunteer.peer] = volunteer
+            if (volunteer.cluster, volunteer.place) != (self.number, place):
+                volunteer.cluster, volunteer.place = self.number, place
                 volunteer.rejoin()
-                told.append(Send(peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
+                told.append(Send(volunteer.peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
         return told
 
     def found(self, now: float, sync_factor: int) -> list[Effect]:

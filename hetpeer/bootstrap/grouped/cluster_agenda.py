@@ -107,11 +107,15 @@ class ClusterAgendas:
         places = [place for cluster in begun for place in cluster.places_for(volunteer)]
         if any(place.open and volunteer.has_room(place) for place in places):
             return places
-        empty = next((cluster for cluster in forming if cluster not in begun), None)
-        if empty is None:
-            empty = self._open(self._clusters.unused, now, founded=False)
+        empty = self.empty(now)
         empty.members.recut(self._clusters.usual(empty.number))  # those it was cut for have left
         return [*places, *empty.members.places()]
+
+    def empty(self, now: float) -> Cluster:
+        """A cluster that nobody has begun."""
+        here = [c for c in self._clusters if not c.founded and c.dissolved is None]
+        found = next((cluster for cluster in here if not cluster.members.volunteers), None)
+        return self._open(self._clusters.unused, now, founded=False) if found is None else found
 
     def _open(self, number: int, now: float, *, founded: bool) -> Cluster:
         share = _Share(self, self._clusters, number)

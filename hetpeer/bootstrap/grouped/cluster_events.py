@@ -15,6 +15,7 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
+from hetpeer.bootstrap.grouped.formation import Formation, Gathering
 from hetpeer.bootstrap.log.rosters import held_in_averaging
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
@@ -24,6 +25,7 @@ from hetpeer.bootstrap.state.effects import (
     Halt,
     Send,
 )
+from hetpeer.bootstrap.state.membership import VolunteerState
 
 
 class ClusterEvents:
@@ -44,6 +46,7 @@ class ClusterEvents:
         self._averagings = averagings
         self._queue = queue
         self._unassigned = unassigned
+        self._gathering = Gathering(config.gather_s)
         self.state = CoordinatorState.WAITING
 
     def by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
@@ -101,14 +104,55 @@ class ClusterEvents:
     def _found(self, now: float) -> list[Effect]:
         """Found a complete cluster from the last checkpoint; another one stores a new one first if needed."""
         forming = next((c for c in self._clusters if not c.founded and c.complete), None)
-        if forming is None or not self._agendas.may_found:
+        gathered = self._gathered(now, complete=forming is not None)
+        if forming is None or not gathered or not self._agendas.may_found:
             return []
         version = forming.history.checkpoint_version
         number, cut = forming.number, forming.members.layout(forming.number)
         usual = [tuple(place) for place in self._clusters.usual(number)]
         own = {} if list(cut) == usual else {"layout": [list(place) for place in cut]}
         record = self._clusters.log(kind="founded", cluster=number, version=version, **own)
+        self._gathering = Gathering(self._config.gather_s)  # for when all have fallen apart
         return [record, *self.by(forming, forming.found(now, self._clusters.sync_factor))]
+
+    def _gathered(self, now: float, *, complete: bool) -> bool:
+        """Whether a cluster may be founded: another one lives, or those that wait have been divided."""
+        over = self._gathering.over(self._unfounded, now, complete=complete)
+        return over or bool(self._clusters.living)
+
+    @property
+    def _unfounded(self) -> frozenset[str]:
+        """Volunteers that wait for their clusters to be founded."""
+        return frozenset(peer for c in self._clusters.unfounded for peer in c.members.volunteers)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether no cluster lives, and a formation of all that wait is awaited."""
+        return not self._clusters.living and self._gathering.awaits(self._unfounded)
+
+    def form(self, formation: Formation, now: float) -> list[Effect]:
+        """Seat the volunteers of all clusters that are not founded, or are forming, as proposed."""
+        waiting: dict[str, VolunteerState] = {}
+        for cluster in self.waiting:
+            waiting |= cluster.members.volunteers
+            cluster.members.volunteers.clear()
+        effects: list[Effect] = []
+        for seats in formation.clusters:
+            cluster = self._agendas.empty(now)
+            effects += cluster.seat([(waiting.pop(peer), place) for peer, place in seats])
+        self._gathering.form(formation.peers)
+        for volunteer in waiting.values():
+            spared = volunteer.homeless()
+            effects += self._unassigned.enter(spared, self._agendas.places(spared, now))
+        return self.settle(effects, now)
+
+    @property
+    def waiting(self) -> list[Cluster]:
+        """Clusters whose volunteers may be divided anew: those not founded; while others live, only those
+        with open places.
+        """
+        here = self._clusters.unfounded
+        return [cluster for cluster in here if not self._clusters.living or cluster.forming]
 
     # ── averagings ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -227,6 +227,12 @@ class Clusters:
         return next((cluster for cluster in self if peer in cluster.members.volunteers), None)
 
     @property
+    def unfounded(self) -> list[Cluster]:
+        """Clusters that are not founded yet and have volunteers."""
+        here = [c for c in self if not c.founded and c.dissolved is None and c.members.volunteers]
+        return sorted(here, key=lambda cluster: cluster.number)
+
+    @property
     def living(self) -> list[Cluster]:
         """Founded clusters, which have parameters of their own."""
         return [cluster for cluster in self if cluster.founded]

@@ -13,10 +13,11 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.bootstrap.grouped.averagings import AveragingRound, Averagings
-from hetpeer.bootstrap.grouped.cluster import Cluster, ClusterCut
+from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
+from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import (
     BadSample,
@@ -160,27 +161,26 @@ class GroupedRun:
         return self._events.settle(self._events.by(cluster, effects), now)
 
     @property
-    def forming(self) -> Cluster | None:
-        """The cluster in which volunteers wait for others."""
-        return next((c for c in self.clusters if c.forming and c.members.volunteers), None)
+    def waiting(self) -> dict[str, tuple[int, m.Range]]:
+        """Volunteers that wait for a cluster to be founded and may be divided anew → cluster and blocks."""
+        here = (v for cluster in self._events.waiting for v in cluster.members.volunteers.values())
+        return {v.peer: (v.cluster, v.place) for v in here if v.place is not None}
 
-    def recut(self, cutting: ClusterCut, now: float) -> list[Effect]:
-        """A planner proposes a cut for the volunteers of a forming cluster.
+    @property
+    def gathers(self) -> bool:
+        """Whether no cluster lives, so that founding waits for a formation."""
+        return self.state is not CoordinatorState.FINISHED and self._events.gathers
 
-        Nothing happens if they have changed meanwhile. Raises `ValueError` if the cut does not fit the model.
+    def form(self, formation: Formation, now: float) -> list[Effect]:
+        """A planner proposes clusters for all volunteers that wait.
+
+        Nothing happens if others wait by now. Raises `ValueError` if the clusters do not fit the model.
         """
-        if fault := cutting.fault(self._blocks):
+        if fault := formation.fault(self._blocks):
             raise ValueError(fault)
-        cluster = self.clusters.get(cutting.cluster)
-        if self.state is CoordinatorState.FINISHED or cluster is None or not cluster.forming:
+        if self.state is CoordinatorState.FINISHED or formation.peers != self.waiting.keys():
             return []
-        if cutting.peers != cluster.members.volunteers.keys():
-            return []
-        spared = [cluster.members.volunteers.pop(peer) for peer in sorted(cutting.spared)]
-        effects = cluster.recut(cutting)
-        for volunteer in spared:
-            effects += self._unassign(volunteer.homeless(), now)
-        return self._events.settle(effects, now)
+        return self._events.form(formation, now)
 
     def renewed(self, now: float) -> None:
         """All streams broke at once: our network process, or our line."""

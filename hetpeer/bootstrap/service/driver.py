@@ -21,7 +21,7 @@ from hetpeer.bootstrap.admission.step_tickets import ticket
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster import ClusterCut
+from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -327,10 +327,10 @@ class CoordinatorService:
         if isinstance(self.core, Coordinator):
             self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
 
-    def recut(self, cutting: ClusterCut) -> None:
-        """Pass a planner's proposal for a forming cluster on to the core."""
+    def form(self, formation: Formation) -> None:
+        """Pass a planner's clusters for those that wait on to the core."""
         if isinstance(self.core, GroupedRun):
-            self._queue(self.core.recut(cutting, self._clock.monotonic()))
+            self._queue(self.core.form(formation, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
         """The stream of `peer` broke."""

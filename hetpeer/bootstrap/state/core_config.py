@@ -18,6 +18,9 @@ from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.dht.channels.redial import longest_absence_s
 from hetpeer.stages.block.fingerprint import KEY_BYTES, difference, distance
 
+GATHER_S = 10.0
+"""Seconds without a newcomer until the first clusters of a grouped run are founded undivided."""
+
 
 def message_bounds(manifest: Manifest) -> MessageBounds:
     """Longest messages of a volunteer in the run with this manifest."""
@@ -68,6 +71,7 @@ def coordinator_config(
         asks=of_manifest(manifest, training.microbatches) if compares else None,
         placement=placement or DEFAULT,
         plan=plan,
+        gather_s=0.0 if placement is None or manifest.averaging is None else GATHER_S,
         link_ratio=manifest.links.ratio,
         compression=of_links(manifest.links),
         return_s=longest_absence_s(len(run.signed.reliable)),

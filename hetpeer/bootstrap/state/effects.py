@@ -85,6 +85,8 @@ class CoordinatorConfig:
     """
     checks: CheckRules | None = None
     """Rules of spot checks; None: nothing is checked."""
+    gather_s: float = 0.0
+    """Seconds without a newcomer until the first clusters are founded as they came; 0: at once."""
     move_s: float = 5.0
     """A redundant volunteer is moved to a block that nobody has held or prepared for this long."""
 

@@ -2,9 +2,8 @@
 
 Adverts are claims: a volunteer that lies about its speed makes the run slower, but not its results wrong; one
 that lies about its memory cannot hold what it is given and leaves, and its cluster is dissolved as by any
-death. `cutting` cuts the volunteers that wait in a forming cluster of a grouped run: fewer stages where
-machines have the memory, balanced by speed, lines and memory. An advert names only the four slowest links in
-use; `RememberedLinks` adds those of earlier adverts.
+death. An advert names only the four slowest links in use; `RememberedLinks` adds those of earlier adverts.
+Clusters of a grouped run are in cluster_formation.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.moves import MovePromise, cost_factor, demand, measured_step_s
 from hetpeer.bootstrap.run.manifest import Manifest
@@ -34,7 +32,6 @@ from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.pipeline.place_memory import choose
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
-from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 from hetpeer.stages.planning.swarms.stakes import Stakes
 
 HORIZON = 200
@@ -162,7 +159,7 @@ def proposal(
     peers = found.peers
     if set(peers) != set(seating.seats):
         return None
-    devices = _as_measured(named.devices)
+    devices = as_measured(named.devices)
     carries = devices.bandwidth * _hoped(peers, found.doubt, hope)
     devices = replace(devices, bandwidth=carries)
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
@@ -206,7 +203,7 @@ def _promise(stakes: Stakes, before_s: float, change: PlanChange) -> MovePromise
     )
 
 
-def _as_measured(devices: Devices) -> Devices:
+def as_measured(devices: Devices) -> Devices:
     """The devices without time between GPU, main memory and disk, which measured speeds contain."""
     free = tuple(replace(beside, pcie=math.inf, disk_rate=math.inf) for beside in devices.beside)
     return replace(devices, beside=free)
@@ -283,36 +280,3 @@ def to_seats(seats: PlannedSeats, members: Membership) -> Arrangement | None:
     layouts = [members.layout(cluster) for cluster in clusters]
     found = Arrangement(layouts, taken, backups=spared, plan=seats.plan.id)
     return found if found.fault(members.blocks) is None else replace(found, backups=frozenset())
-
-
-def cutting(
-    manifest: Manifest,
-    adverts: Mapping[str, Advert],
-    cluster: int,
-    waiting: Collection[str],
-    *,
-    seed: int,
-    on: Callable[[], bool],
-) -> ClusterCut | None:
-    """The fastest pipeline of the best plan found for the `waiting` volunteers while `on` is true.
-
-    Volunteers outside it may be in the next forming cluster. None if they cannot hold the model together, or
-    if one has not advertised its speed yet.
-    """
-    try:
-        found = inventory(manifest, {peer: adverts[peer] for peer in waiting if peer in adverts})
-        devices = _as_measured(devices_in(found.document(), "what the volunteers say").devices)
-    except LocalError:
-        return None
-    peers = found.peers
-    if set(peers) != set(waiting):
-        return None
-    work = of_manifest(manifest, manifest.training.microbatches)
-    plan = PlanSearch(devices, work, seed).run(on)
-    if plan is None:
-        return None
-    best = min(plan.best.pipelines, key=lambda pipeline: pipeline.seconds(work.microbatches))
-    seats = [(peers[d], place) for d, place in zip(best.devices, pairwise(best.cuts), strict=True)]
-    return ClusterCut(
-        cluster=cluster, seats=seats, spared=frozenset(waiting).difference(peer for peer, _ in seats)
-    )

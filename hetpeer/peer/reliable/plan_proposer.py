@@ -1,7 +1,7 @@
 """Search for better places while the run goes on, by the reliable peer that coordinates it.
 
-See docs/planning.md, "Replanning a running swarm". In a grouped run it searches for the cut of a forming
-cluster that suits the volunteers waiting in it (docs/averaging.md, "A cut for waiting volunteers").
+See docs/planning.md, "Replanning a running swarm". In a grouped run it divides the volunteers that wait into
+clusters (docs/averaging.md, "Formation of clusters").
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import LinkNote, Roster
-from hetpeer.peer.limits.amounts import block_range, counted
+from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.planning.asked_lines import Line, line_of, lines_known, settled
+from hetpeer.peer.planning.cluster_formation import formation
 from hetpeer.peer.planning.replan import (
     RememberedLinks,
     Seating,
     comparable,
-    cutting,
     proposal,
     stakes,
     to_seats,
 )
 
 LOOK_S = 5.0
+GATHERING_LOOK_S = 1.5
+"""Seconds between looks before the first clusters are founded; who waits at two looks is divided."""
 SETTLED_S = 30.0
 """Seconds without a newcomer or loss before a search, and before a block without a holder is given away."""
 LONGEST_S = 120.0
@@ -125,12 +127,18 @@ class PlanProposer:
         """Lines that are measured, at the last look at the adverts."""
         self._in_vain: set[Line] = set()
         """Lines that could not be measured since a volunteer came or went."""
+        self._gathered: set[str] = set()
+        """Volunteers that waited at the last look, before the first clusters were founded."""
         self._seed = 0
 
     async def look_forever(self) -> None:
-        """Look for a better plan every LOOK_S seconds until cancelled."""
+        """Look for a better plan every LOOK_S seconds, or more often while volunteers gather, until
+        cancelled.
+        """
+        service = self._service()
         while True:
-            await asyncio.sleep(LOOK_S)
+            gathers = service is not None and isinstance(service.core, GroupedRun) and service.core.gathers
+            await asyncio.sleep(min(LOOK_S, GATHERING_LOOK_S) if gathers else LOOK_S)
             service = self._service()
             if service is None or service.halted.done():
                 continue
@@ -196,19 +204,30 @@ class PlanProposer:
         return {line_of(*pair) for pair in found}
 
     async def _look_at_waiting(self, service: CoordinatorService, core: GroupedRun) -> None:
-        """Cut a forming cluster for the volunteers that wait in it, if they can hold all blocks."""
-        forming = core.forming
-        if forming is None:
+        """Divide the volunteers that wait into clusters, if they can hold all blocks."""
+        waiting = core.waiting
+        seating = Seating(layouts=(), seats=waiting)
+        if core.gathers:
+            if self._gathered != waiting.keys():
+                self._gathered = set(waiting)  # perhaps others are about to come
+                return
+        elif not waiting or not self._timing.is_due(seating, time.monotonic()):
             return
-        seating = Seating.of(forming.members, only_worked=False)
-        if not self._timing.is_due(seating, time.monotonic()):
+        found = await self._searched(partial(formation, self._manifest, waiting=waiting.keys()))
+        if found is None or core.waiting.keys() != waiting.keys():
             return
-        search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
-        found = await self._searched(search)
-        if found is not None:
-            places = ", ".join(block_range(*place) for _, place in found.seats)
-            _log.warning("volunteers that waited now form cluster %d, with blocks %s", found.cluster, places)
-            service.recut(found)
+        clusters = found.clusters
+        _log.warning(
+            "%s that wait form %s: %.3g batches a minute by what they advertise, with averages; a batch "
+            "takes %.3g to %.3g s (imbalance %.3g s)",
+            counted(len(waiting), "volunteer"),
+            counted(len(clusters.batch_s), "cluster"),
+            60 * clusters.batches_per_s,
+            min(clusters.batch_s),
+            max(clusters.batch_s),
+            clusters.imbalance_s,
+        )
+        service.form(found.formation)
 
     async def _searched(self, search: Callable[..., T | None]) -> T | None:
         """Result of `search` within SEARCH_S on the current adverts."""

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise, permutations
 
 import numpy as np
 
@@ -45,6 +45,8 @@ MANY, SOME = 32, 8
 """Limits: beyond MANY devices only SOME numbers of pipelines are tried, while there is time."""
 MORE = 200
 """Random orders tried if no beginning fits into memory."""
+TRIED = 24
+"""Orders in which devices are tried together."""
 LEAST = 256
 """Pipelines tried whatever the time, if none fits."""
 
@@ -89,6 +91,18 @@ class PlanSearch:
             begun = sorted(set(begun))
             moves *= 2
         return PlanSearchResult(best, self.evaluations)
+
+    def fits(self, devices: Iterable[int]) -> bool:
+        """Whether `devices` can hold the model as one pipeline, in one of TRIED orders."""
+        orders = islice(permutations(sorted(devices, key=self._roomy)), TRIED)
+        return any(self._pipelines.best(order) is not None for order in orders)
+
+    def _roomy(self, device: int) -> float:
+        return -float(self._devices.memory[device])
+
+    def settled(self, plan: SwarmPlan, on: Callable[[], bool]) -> SwarmPlan:
+        """`plan`, its borders moved one by one while that helps and `on` is true."""
+        return self._borders.settled(plan, on)
 
     def _known(self, orders: Orders) -> SwarmPlan:
         """The plan of pipelines that are possible."""
