@@ -38,8 +38,9 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.step_time_placement import StepTime
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote
 from hetpeer.peer.planning.asked_lines import HOPES, TIMES, Hope, Line, lines_known, settled
 from hetpeer.peer.planning.replan import HORIZON, RememberedLinks, Seating, proposal

@@ -31,7 +31,8 @@ from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.device_network import DeviceNetwork

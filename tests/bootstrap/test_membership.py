@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.messages import Hello
-from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.work_shares import shunned
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
 

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.state.failed_microbatches import (
     Failures,
     room_s,
 )
-from hetpeer.bootstrap.state.membership import LifeCycle
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle
 from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each, sole_holder
 

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.conduct.outliers import (
 )
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import LifeCycle
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle
 from tests.bootstrap.court import kinds, sole_holder
 
 HUGE = 1e290

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.placement_policies import is_spared, ranked
 from hetpeer.bootstrap.state.step_time_placement import MOST
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand
 from hetpeer.stages.planning.network_coordinates import Coordinate

@@ -6,7 +6,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState, Record
-from hetpeer.bootstrap.state.membership import LifeCycle
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle
 from tests.bootstrap.court import Court
 
 WHOLE, FRONT, BACK = (0, 2), (0, 1), (1, 2)

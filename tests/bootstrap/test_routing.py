@@ -7,7 +7,8 @@ import pytest
 
 from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.coordinator.routing import Assignments
-from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.work_shares import LinkCosts, link_costs, rates
 from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from hetpeer.stages.pipeline.routes import Hop, Route, assign_routes

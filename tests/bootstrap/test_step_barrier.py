@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.bootstrap.state.membership import LifeCycle
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle
 from tests.bootstrap.court import Court
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from hetpeer.bootstrap.coordinator.machine import Event, Machine
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 BOOTSTRAP = Path(__file__).parents[2] / "hetpeer" / "bootstrap"
 OWNERS = {
-    "life_cycle": {"state/membership.py"},
+    "life_cycle": {"state/volunteer_state.py"},
     "line": {"coordinator/machine.py"},
     "state": {"coordinator/machine.py", "grouped/cluster_events.py"},
 }

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from hetpeer.bootstrap.coordinator.routing import Assignments
-from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.work_shares import (
     FORGIVEN,
     LEAST,

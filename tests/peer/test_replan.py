@@ -17,7 +17,8 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import whole_run
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.asked_lines import Hope, Line, lines_known, settled
 from hetpeer.peer.planning.device_files import devices_in

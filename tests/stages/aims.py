@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hetpeer.bootstrap.state.membership import VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.state.work_shares import link_targets
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 BEHIND = 4
 """A backup fetches in one part of so many of its time, and of a step if volunteers send for it."""

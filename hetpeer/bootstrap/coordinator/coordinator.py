@@ -26,9 +26,9 @@ from hetpeer.bootstrap.state.effects import (
     Effect,
     TryMicrobatch,
 )
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.bootstrap.state.timeouts import Leases
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.work_shares import rates
 
 

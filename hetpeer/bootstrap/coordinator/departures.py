@@ -15,10 +15,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import ban_records
 from hetpeer.bootstrap.coordinator.step_barrier import LONGEST_ABSENCE_S, StepBarrier
 from hetpeer.bootstrap.log.record_text import FAREWELL
+from hetpeer.bootstrap.state import backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.coordinator.machine import Machine
@@ -181,7 +182,7 @@ class Departures:
         neither stored nor with a backup, wait for them if they may come `back`, and roll back otherwise.
         """
         machine, stored, members = self._machine, self._context.history.stored, self._context.members
-        kept = members.kept(self._context.history.version)
+        kept = backups.kept(members, self._context.history.version)
         if vacated := machine.policy.vacated(volunteers):
             return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
         alone = set() if stored else set(members.held_only_by(volunteers))
@@ -190,7 +191,7 @@ class Departures:
             machine.barrier.await_backup(now)
         if lost and back and machine.policy.whole_run:
             peers = [volunteer.peer for volunteer in volunteers]
-            ready = members.standing_by(self._context.history.checkpoint_version).issuperset(lost)
+            ready = backups.standing_by(members, self._context.history.checkpoint_version).issuperset(lost)
             if ready and all(volunteer.broken_at is not None for volunteer in volunteers):
                 machine.barrier.await_shortly(peers, now)
             else:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import last_message
-from hetpeer.bootstrap.coordinator.rebalancing import granted, note_backups
+from hetpeer.bootstrap.coordinator.rebalancing import granted
+from hetpeer.bootstrap.state.backups import note_backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
-from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policies import is_spared, ranked
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class Handshake:

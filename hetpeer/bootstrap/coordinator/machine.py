@@ -31,11 +31,12 @@ from hetpeer.bootstrap.coordinator.commits import (
 )
 from hetpeer.bootstrap.coordinator.departures import Departures, RunPolicy, WholeRun
 from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
-from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing, note_backups
+from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.log.record_text import bad_sample_text
+from hetpeer.bootstrap.state.backups import kept, needed_backups, note_backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
     BadSample,
@@ -46,7 +47,7 @@ from hetpeer.bootstrap.state.effects import (
     TryMicrobatch,
 )
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
-from hetpeer.bootstrap.state.membership import VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.trust.state_agreement import StateAgreement
 
 MOST = 200
@@ -229,7 +230,7 @@ class Machine:
         for peer in failure.holders:
             context.members.volunteers[peer].slow = True
         replaceable = context.members.spare() is not None or bool(
-            context.members.needed_backups(context.history.version)
+            needed_backups(context.members, context.history.version)
         )
         if context.failures.are_final(failure, room_s(context.config), now, replaceable=replaceable):
             return self._end(failure.why, completed=False)
@@ -358,7 +359,7 @@ class Machine:
         """Give up the steps that run: a block has no holder. Those who may bring it back are awaited."""
         members, version = self._context.members, self._context.history.version
         awaited, until = set(self.barrier.awaited), self.barrier.return_by
-        if not awaited and not members.kept(version).issuperset(members.uncovered()):
+        if not awaited and not kept(members, version).issuperset(members.uncovered()):
             return self.roll_back(why, now)
         effects = self.go_back(version, why, now)
         if awaited:

@@ -16,7 +16,8 @@ from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
 from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState, is_cut
+from hetpeer.bootstrap.state.membership import is_cut
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 RESTS = 10
 """Sync timeouts before the next proposal after waiting for a checkpoint in vain; doubled each time."""
@@ -165,18 +166,3 @@ def granted(context: CoordinatorContext, volunteer: VolunteerState) -> m.Granted
     begin, end = volunteer.place or (0, 0)
     backup = volunteer.peer in context.members.backups
     return m.Granted(line=context.line, begin=begin, end=end, backup=backup)
-
-
-def note_backups(
-    context: CoordinatorContext, backups: Collection[str], *, steps_in: Collection[str] = ()
-) -> list[Effect]:
-    """Make these the backups of the run, and log that; `steps_in`: those that work from now on.
-
-    Peers that are not here are forgotten: none of them holds anything that is worth a place.
-    """
-    members = context.members
-    present = frozenset(backups) & members.volunteers.keys()
-    if present == members.backups and not steps_in:
-        return []
-    members.backups = present
-    return [context.log(kind="backups", peers=sorted(present), steps_in=sorted(steps_in))]

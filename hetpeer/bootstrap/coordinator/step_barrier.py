@@ -23,9 +23,10 @@ from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.backup_fetches import BackupFetches, known_digests
 from hetpeer.bootstrap.coordinator.rebalancing import granted
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.state.backups import needed_backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, CoordinatorState, Effect, Send
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 PAYS = 1.5
 """A step must be expected to last this many times a fetch for a late joiner to enter it."""
@@ -214,7 +215,7 @@ class StepBarrier:
         """
         if self._context.state in AT_BARRIER and now < self._settled_at:
             return []
-        return [v.peer for v in self._context.members.needed_backups(self._context.history.version)]
+        return [v.peer for v in needed_backups(self._context.members, self._context.history.version)]
 
     def fetch(self, volunteer: VolunteerState, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""

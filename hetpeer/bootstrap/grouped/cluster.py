@@ -17,7 +17,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 STALLS = 6
 """Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""

@@ -25,7 +25,7 @@ from hetpeer.bootstrap.state.effects import (
     Halt,
     Send,
 )
-from hetpeer.bootstrap.state.membership import VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class ClusterEvents:

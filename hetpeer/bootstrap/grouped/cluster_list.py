@@ -22,9 +22,10 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Disconnect, Effect, NextStep, Record, Send
 from hetpeer.bootstrap.state.failed_microbatches import Failures
-from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.bootstrap.state.timeouts import Leases
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.state.work_shares import IssueLimits
 
 

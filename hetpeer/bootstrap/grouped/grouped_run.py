@@ -29,7 +29,7 @@ from hetpeer.bootstrap.state.effects import (
     Send,
     TryMicrobatch,
 )
-from hetpeer.bootstrap.state.membership import VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 MUTE = "it did not vote on three plans"
 

@@ -1,188 +1,21 @@
 """Membership: volunteers as the coordinator sees them, their places, and the blocks that they hold.
 
-Pure. Only this module sets `VolunteerState.life_cycle`; everybody else calls a transition by its name. A
-place is a block range of one cluster; clusters are copies of the model and may cut it differently. There is
-always one more cluster open than volunteers fill, so a newcomer finds either a gap or a fresh copy to begin.
+Pure. What it knows of each volunteer is in volunteer_state.py. A place is a block range of one cluster;
+clusters are copies of the model and may cut it differently. There is always one more cluster open than
+volunteers fill, so a newcomer finds either a gap or a fresh copy to begin.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetpeer.averaging.messages import Held, Hello, Place, Range, demand_fields
-from hetpeer.stages.pipeline.place_memory import Offered, PlaceDemand, choose
-from hetpeer.stages.planning.network_coordinates import Coordinate
+from hetpeer.averaging.messages import Place, Range, demand_fields
+from hetpeer.bootstrap.state.reserved_seats import ReservedSeats
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
-
-RECENT = 0.3
-"""Weight of the last report in the smoothed uplink."""
-
-
-class LifeCycle(enum.Enum):
-    """JOINING has no state, PREPARED wants it, SYNCING fetches it, READY works."""
-
-    JOINING = "joining"
-    PREPARED = "prepared"
-    SYNCING = "syncing"
-    READY = "ready"
-
-
-@dataclass(slots=True)
-class VolunteerState:
-    """One member, as the coordinator sees it. Times are the coordinator's monotonic seconds."""
-
-    peer: str
-    incarnation: int
-    heard_at: float
-    wire_version: int = 0
-    """The latest wire version that the volunteer speaks."""
-    flops_per_second: float = 0.0
-    product_flops: float = 0.0
-    """FLOP/s in products of large matrices; `flops_per_second` if nothing else was tried; 0: not reported."""
-    offered: Offered | None = None
-    """Its offer to a place; None: not reported, and taken to be enough for any."""
-    name: str = ""
-    life_cycle: LifeCycle = LifeCycle.JOINING
-    cluster: int = -1
-    place: Range | None = None
-    planned: tuple[int, Range] | None = None
-    """Its seat in the plan that is in force (planned_seats.py): cluster and blocks."""
-    slow: bool = False
-    """The volunteer has had its place for long and never worked there: others may come to its blocks."""
-    worked: bool = False
-    """Whether the volunteer has held the current version in this session."""
-    warm: tuple[int, Mapping[int, str]] | None = None
-    """Version of its place that a backup holds, and its digests; None: none of the present history."""
-    copied: tuple[Range, int] | None = None
-    """Place and version of the last checkpoint that it held as a backup; most likely its disk has a copy."""
-    missed: int = 0
-    """Versions in a row that the volunteer held only when they were past."""
-    broken_at: float | None = None
-    computing: float = 0.0
-    """Seconds of a microbatch at its place, as it last reported; 0 before."""
-    links: Mapping[str, float] = field(default_factory=dict)
-    """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
-    uplink: float = 0.0
-    """Smoothed bytes/s that the volunteer can send: by its hello, until it reports what traffic shows; 0:
-    unknown.
-    """
-    downlink: float = 0.0
-    """Bytes/s that the volunteer can receive, by its hello; 0: unknown."""
-    coordinate: Coordinate | None = None
-    """Where it is in the network, as it last said; None: unknown."""
-    uplink_seen: bool = False
-    """Whether the uplink is that of traffic."""
-    digests: dict[int, str] = field(default_factory=dict)
-    """Block → digest of its state at the current version, as far as it has reported."""
-    shuns: frozenset[str] = frozenset()
-    """Peers that the volunteer does not work with for now, by its own report."""
-    witness: bool = False
-    """Whether the volunteer made its state of the current version itself, and did not copy another's."""
-    leaves_by: float | None = None
-    """Latest time at which the volunteer goes, after a farewell; None: it stays."""
-
-    @classmethod
-    def of(cls, peer: str, hello: Hello, now: float) -> VolunteerState:
-        """A volunteer from its `hello`."""
-        return cls(
-            peer,
-            hello.incarnation,
-            now,
-            hello.wire_version,
-            flops_per_second=hello.flops_per_second,
-            product_flops=hello.product_flops,
-            offered=hello.offered,
-            name=hello.name,
-            uplink=hello.uplink,
-            downlink=hello.downlink,
-            coordinate=Coordinate.of(hello.coordinate),
-        )
-
-    def homeless(self) -> VolunteerState:
-        """A copy without a place."""
-        return replace(
-            self,
-            life_cycle=LifeCycle.JOINING,
-            cluster=-1,
-            place=None,
-            slow=False,
-            worked=False,
-            warm=None,
-            copied=None,
-            missed=0,
-            digests={},
-            witness=False,
-        )
-
-    def measured(self, uplink: float) -> None:
-        """Take up a reported uplink of this many bytes/s; 0: traffic has shown none.
-
-        The first one replaces what the hello claims, which may be far off. Later ones are smoothed: a busy
-        moment must not change reducers' shares.
-        """
-        if uplink and self.uplink_seen:
-            self.uplink += RECENT * (uplink - self.uplink)
-        elif uplink:
-            self.uplink, self.uplink_seen = uplink, True
-
-    def moved(self, numbers: Sequence[int]) -> None:
-        """Take up a reported coordinate; one that is none changes nothing."""
-        self.coordinate = Coordinate.of(numbers) or self.coordinate
-
-    def heard(self, now: float) -> None:
-        """Note that the volunteer sent a message, or that its stream is back."""
-        self.broken_at, self.heard_at = None, now
-
-    def holds(self, held: Sequence[Held], version: int) -> bool:
-        """Whether `held` is all of its place at `version`."""
-        blocks = range(*(self.place or (0, 0)))
-        return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)
-
-    def has_room(self, place: Place) -> bool:
-        """Whether `place` fits into what the volunteer offers, with a kind of offload that it allows."""
-        return self.offered is None or choose(place.demand, self.offered).fits
-
-    # ── transitions ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def rejoin(self) -> None:
-        """Prepare again: another place, out of the step, or the run rolled back."""
-        self.life_cycle = LifeCycle.JOINING
-
-    def prepare(self) -> None:
-        """Note that the graphs of the place are loaded, or that the state is not the current one any more."""
-        self.life_cycle = LifeCycle.PREPARED
-
-    def back_up(self, version: int, held: Sequence[Held], *, stored: bool) -> None:
-        """Note that a backup holds `held`, the right states of `version`; `stored`: of a checkpoint."""
-        self.life_cycle = LifeCycle.PREPARED
-        if stored and self.place is not None:
-            self.copied = self.place, version
-        self.warm = version, {one.block: one.digest for one in held}
-        self.worked = True
-
-    def has(self, version: int) -> bool:
-        """Whether the volunteer holds `version` as a backup."""
-        return self.warm is not None and self.warm[0] == version
-
-    def fetch(self) -> None:
-        """Note that the volunteer was told to fetch the current version, or to report whether it holds it."""
-        self.life_cycle = LifeCycle.SYNCING
-
-    def work(self) -> None:
-        """Note that the volunteer holds the current version."""
-        self.life_cycle = LifeCycle.READY
-        self.worked = True
-        self.missed = 0
-
-    def outdate(self) -> None:
-        """Note that a version was made without the volunteer; one that held the version before missed it."""
-        self.missed += self.life_cycle in (LifeCycle.SYNCING, LifeCycle.READY)
-        if self.life_cycle is not LifeCycle.JOINING:
-            self.life_cycle = LifeCycle.PREPARED
-
 
 PLAIN = Compression()
 
@@ -223,7 +56,7 @@ class Membership:
         self.backups = frozenset(backups)
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self.arrange(arranged)
-        self._reserved: frozenset[tuple[int, Range]] = frozenset()
+        self.reserved = ReservedSeats()
         self.blocks = len(costs)
         self.costs = costs
         self._departures = departures
@@ -232,10 +65,6 @@ class Membership:
     def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
         """Cut the first clusters like this from now on."""
         self._arranged = [tuple((b, e) for b, e in layout) for layout in layouts]
-
-    def reserve(self, places: Collection[tuple[int, Range]]) -> None:
-        """Keep these places, (cluster, blocks), for the volunteers for which they are planned."""
-        self._reserved = frozenset(places)
 
     def recut(self, layout: Sequence[Range]) -> None:
         """Cut the one cluster that is here like this from now on."""
@@ -252,8 +81,7 @@ class Membership:
 
         Reserved ones are closed to all but the `newcomer` for which they are planned.
         """
-        planned = None if newcomer is None else newcomer.planned
-        reserved = self._reserved - {planned}
+        reserved = self.reserved.closed_to(newcomer)
         present = (v for v in self.volunteers.values() if not (v.slow and yielding))
         taken = {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
@@ -269,7 +97,7 @@ class Membership:
     def _clusters(self) -> Iterable[int]:
         if self._only is not None:
             return (self._only,)
-        used = [v.cluster for v in self.volunteers.values()] + [cluster for cluster, _ in self._reserved]
+        used = [v.cluster for v in self.volunteers.values()] + self.reserved.clusters
         return range(max(used, default=-1) + 2)
 
     def place_at(self, seat: tuple[int, Range]) -> Place:
@@ -326,16 +154,11 @@ class Membership:
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
         first = range(len(self.volunteers) + len(self._layouts) + len(self._arranged))
         clusters = first if self._only is None else (self._only,)
-        for cluster in sorted(clusters, key=lambda cluster: self._is_for_another(volunteer, cluster, place)):
+        for cluster in sorted(clusters, key=lambda cluster: self.reserved.rank(volunteer, (cluster, place))):
             if place in self.layout(cluster) and (cluster, place) not in taken:
                 volunteer.cluster, volunteer.place = cluster, place
                 return True
         return False
-
-    def _is_for_another(self, volunteer: VolunteerState, cluster: int, place: Range) -> int:
-        """0: its own seat, 1: nobody's, 2: one that is reserved for another volunteer."""
-        seat = (cluster, place)
-        return 0 if seat == volunteer.planned else 2 if seat in self._reserved else 1
 
     def move_redundant(self) -> VolunteerState | None:
         """Move a redundant volunteer to an open place whose blocks nobody has, and return it; else None."""
@@ -404,30 +227,6 @@ class Membership:
         """Blocks that no volunteer of `roster` (default: all ready ones) holds."""
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
-
-    def kept(self, version: int) -> set[int]:
-        """Blocks of which a backup holds `version`."""
-        backups = [v for v in self.volunteers.values() if v.peer in self.backups and v.has(version)]
-        return {block for backup in backups for block in range(*(backup.place or (0, 0)))}
-
-    def standing_by(self, version: int) -> set[int]:
-        """Blocks of which a backup has the checkpoint of `version`, in its worker or on its disk."""
-        backups = [v for v in self.volunteers.values() if v.peer in self.backups and v.place is not None]
-        ready = [v.place for v in backups if v.place and (v.has(version) or v.copied == (v.place, version))]
-        return {block for place in ready for block in range(*place)}
-
-    def needed_backups(self, version: int) -> list[VolunteerState]:
-        """Backups without which a block has no volunteer: one for each, rather one that has `version`."""
-        present = [v for v in self.volunteers.values() if v.place is not None and not v.slow]
-        others = {v.peer: v.place for v in present if v.place is not None and v.peer not in self.backups}
-        needed, found = set(self.uncovered(others)), list[VolunteerState]()
-        backups = [v for v in present if v.peer in self.backups]
-        for backup in sorted(backups, key=lambda v: (not v.has(version), v.peer)):
-            blocks = set(range(*(backup.place or (0, 0))))
-            if not needed.isdisjoint(blocks):
-                found.append(backup)
-                needed -= blocks
-        return found
 
     def leaving(self) -> list[VolunteerState]:
         """Volunteers that said farewell and stay until the state that they alone hold is stored."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.placement_policy import FewestHolders, PlacementPolicy
 from hetpeer.bootstrap.state.step_time_placement import StepTime, makes_longer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 PLACEMENT_POLICIES: dict[str, PlacementPolicy] = {

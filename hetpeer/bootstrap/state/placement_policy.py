@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.membership import VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.seat_plan import PlannedSeat, SeatPlan, in_record
-from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.base.errors import short_id
 
 HELD_S = 120.0
@@ -58,7 +59,7 @@ class PlannedSeats:
                 held.seen_at = now
             if now < held.seen_at + HELD_S:
                 reserved.add(held.place)
-        self._members.reserve(reserved)
+        self._members.reserved.reserve(reserved)
 
     def expect(self, volunteer: VolunteerState, now: float) -> None:
         """Find the seat of a newcomer, and note it in `volunteer`. One whose seat another has gets none."""

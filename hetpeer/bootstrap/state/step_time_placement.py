@@ -17,8 +17,8 @@ from statistics import median
 import numpy as np
 
 from hetpeer.averaging.messages import Place, Range
-from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policy import PlacementPolicy
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.planning.pair_lines import LineEnd, MeasuredLine, Pair, pair_lines
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand

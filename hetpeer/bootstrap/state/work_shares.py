@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from types import MappingProxyType
 
-from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand, VolunteerState
+from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.pipeline.routes import SLIGHT, LinkCosts, Roster
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 
 @dataclass(frozen=True, slots=True)

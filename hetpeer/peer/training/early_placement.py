@@ -16,8 +16,9 @@ from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.membership import Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.placement_policies import ranked
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import BACKUP, Advert, Roster
 from hetpeer.peer.limits.amounts import blocks_text
