@@ -1,4 +1,4 @@
-"""Own code that works on graphs beside networkx: communities of devices, the sync graph, borders of blocks.
+"""Own code that works on graphs beside networkx: communities, the sync graph, borders, connected sub-DAGs.
 
 Communities: Louvain on prices of devices in 50 regions, ours on full matrices, networkx' on all pairs and on
 each device's 16 nearest. CPU seconds, and modularity of the coarsest level on all pairs.
@@ -6,6 +6,7 @@ Sync graph: CPU microseconds to note a group of eight of N workers (the last 4 N
 networkx' connected components. networkx' graph is built anew each time, since edges of old groups expire.
 Borders: bytes that cross each border of a model's blocks, and networkx' least cut (`minimum_cut`) within the
 two blocks beside it that sends nothing back. A value counts once, however many read it.
+Sub-DAGs: the cut into blocks beside halving by least cuts (sub_dags.py).
 
     python -m benchmarks.networkx_parts
 """
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import networkx as nx
 import numpy as np
 
-from benchmarks import report
+from benchmarks import report, sub_dags
 from benchmarks.scenarios.networks import STAGES, TRAFFIC, regions
 from hetpeer.averaging.groups.group_scheduler import SyncGraph
 from hetpeer.bootstrap.authoring.model_costs import plan_model
@@ -147,12 +148,22 @@ def _least_cut(graph: Any, block: dict[str, int], left: int) -> int:
 def measure(options: Any) -> dict[str, Any]:
     found = plan_model(f"{gpt.__file__}:build", batch=8, sequence_length=64, training=TrainingSettings())
     cuts = borders(tuple(found.costs))
+    parts = sub_dags.measure()
+    goals = {
+        "no cheaper border beside those of the blocks": all(cut["ours"] == cut["least"] for cut in cuts),
+        "all parts connected, with no more bytes between them than networkx'": all(
+            ways["hetpeer"]["connected"] == ways["hetpeer"]["parts"]
+            and ways["hetpeer"]["crossing_bytes"] <= ways["networkx"]["crossing_bytes"]
+            for ways in parts.values()
+        ),
+    }
     return {
         "communities": {str(devices): louvain(devices, options.seed) for devices in DEVICES},
         "sync_us": {str(workers): sync(workers, options.seed) for workers in WORKERS},
         "borders": cuts,
-        "met": all(cut["ours"] == cut["least"] for cut in cuts),
-        "goals": {"no cheaper border beside those of the blocks": all(c["ours"] == c["least"] for c in cuts)},
+        "sub_dags": parts,
+        "met": all(goals.values()),
+        "goals": goals,
     }
 
 
@@ -167,6 +178,12 @@ def show(figures: dict[str, Any]) -> None:
         print(f"{workers:>5} workers, " + ", ".join(f"{way} {us:.0f} us a group" for way, us in ways.items()))
     for number, cut in enumerate(figures["borders"], 1):
         print(f"border {number}: {cut['ours']} bytes, least cut {cut['least']}")
+    for what, ways in figures["sub_dags"].items():
+        for way, row in ways.items():
+            print(
+                f"{what}, {way:8} {row['crossing_bytes']} bytes cross, heaviest {row['heaviest']:.2f} of an "
+                f"even share, {row['connected']} of {row['parts']} connected, {row['cpu_s']:.3f} CPU s"
+            )
     report.show_goals(figures["goals"])
 
 
