@@ -5,10 +5,17 @@ The same GPT, data and optimizer in the laboratory (root), with the regions' lat
 plan is that of `hetpeer plan --matrices`: who is in which pipeline, and in which stage. `by region` has
 neighbours in one pipeline, `strided` in one stage, in the order in which DT-FM lists the regions. torch has
 1F1B over gloo and an all-reduce over the two processes of each stage (a Megatron-like mesh), laid out by the
-plan, and by region. All nine machines share this machine's cores, so that a step is computed eight times as
-slowly as it would be: what lines cost is a smaller part of it. Tokens/s are of the middle step.
+plan, and by region.
+
+`by itself`: nobody gives the swarm a plan. The volunteers come one after the other, in the order of the list
+and in another one, choose their places, and are moved by the live planner until it finds nothing any more;
+then steps are measured.
+
+All nine machines share this machine's cores, so that a step is computed eight times as slowly as it would be:
+what lines cost is a smaller part of it. Tokens/s are of the middle step.
 
     python -m benchmarks.eight
+    python -m benchmarks.eight --orders plan --codecs none
 """
 
 from __future__ import annotations
@@ -18,9 +25,11 @@ import json
 import statistics
 import sys
 import tempfile
-from itertools import chain
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +43,7 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.process.hetpeer_children import end_all
+from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S
 from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
@@ -44,12 +54,31 @@ STAGES, REPLICAS = 4, 2
 PEERS = STAGES * REPLICAS
 WITHIN_S, LOOK_S = 1800.0, 0.2
 LOOKS = 200
-ORDERS = ("plan", "by region", "strided")
-CODEC = ", AdaTopK"
+BY_ITSELF = "by itself"
+ORDERS = ("plan", "by region", "strided", BY_ITSELF)
+CODECS = {"none": LinkSettings(), "AdaTopK": LinkSettings(codec="topk-int4", ratio=100.0)}
+ARRIVALS = {"listed": (0, 1, 2, 3, 4, 5, 6, 7), "mixed": (4, 6, 7, 5, 2, 1, 0, 3)}
+"""Devices in the orders in which they come by themselves."""
+NEAR, FASTER = 1.1, 1.8
+"""Goals: a step of the swarm by itself over one with the plan, and torch's with the plan over it."""
 SEQUENCE = 128
 FLOAT_BYTES = 4
 Grid = list[list[int]]
 """The device (region) of pipeline i at stage j."""
+
+
+class Way(NamedTuple):
+    """One of the compared ways to train."""
+
+    engine: str
+    order: str
+    """Of the places, or that in which volunteers come."""
+    codec: str = "none"
+
+    @property
+    def name(self) -> str:
+        """`hetpeer, plan, AdaTopK`, for people and folders."""
+        return ", ".join([self.engine, self.order, *([self.codec] if self.codec != "none" else [])])
 
 
 def world() -> dict[str, Any]:
@@ -83,6 +112,11 @@ def orders(run: RunDirectory) -> dict[str, Grid]:
         "by region": natural.reshape(REPLICAS, STAGES).tolist(),
         "strided": natural.reshape(STAGES, REPLICAS).T.tolist(),
     }
+
+
+def quiet_s(moves: int) -> float:
+    """Seconds without a move after which the live planner has looked again, and found nothing."""
+    return 2 * SETTLED_S + AGAIN_S * 2.0 ** max(moves - 1, 0)
 
 
 def made(folder: Path, options: Any, links: LinkSettings) -> RunDirectory:
@@ -132,20 +166,41 @@ async def hetpeer(run: RunDirectory, folder: Path, grid: Grid, steps: int) -> li
     """
     with Lab(world()) as lab:
         async with running(run, folder, 0, site=Site(lab=lab)) as swarm:
-            for pipeline, stage in seats(run):
-                device = grid[pipeline][stage]
-                await swarm.add(device + 1)
-                log = folder / f"volunteer-{device + 1}.log"
-                async with asyncio.timeout(WITHIN_S):
-                    while not (log.exists() and "blocks" in log.read_text(errors="replace")):
-                        swarm.check()
-                        await asyncio.sleep(LOOK_S)
+            await arrive(swarm, [grid[pipeline][stage] for pipeline, stage in seats(run)])
             swarm.feed.poll()
             begun = swarm.feed.history.version + 1  # the step in which the last one came
             await swarm.until(begun + steps, WITHIN_S)
             commits = [swarm.feed.history.commits[begun + step] for step in range(steps)]
             if wrong := misplaced(swarm, grid):
                 raise SystemExit(f"another order was measured than was meant: {', '.join(wrong)}")
+    return [commit["seconds"] for commit in commits]
+
+
+async def arrive(swarm: Swarm, devices: Iterable[int]) -> None:
+    """Have them come one after the other, each when the one before has its place."""
+    for device in devices:
+        await swarm.add(device + 1)
+        async with asyncio.timeout(WITHIN_S):
+            while "blocks" not in swarm.said(device + 1):
+                swarm.check()
+                await asyncio.sleep(LOOK_S)
+
+
+async def by_itself(run: RunDirectory, folder: Path, arrival: Sequence[int], steps: int) -> list[float]:
+    """Seconds of so many steps of a swarm to which nobody gave a plan, once it has settled."""
+    with Lab(world()) as lab:
+        async with running(run, folder, 0, site=Site(lab=lab)) as swarm:
+            await arrive(swarm, arrival)
+            moves, changed = 0, time.monotonic()
+            while time.monotonic() - changed < quiet_s(moves):
+                swarm.check()
+                await asyncio.sleep(LOOK_S)
+                swarm.feed.poll()
+                if len(swarm.feed.history.moves) > moves:
+                    moves, changed = len(swarm.feed.history.moves), time.monotonic()
+            begun = swarm.feed.history.version + 1
+            await swarm.until(begun + steps, WITHIN_S)
+            commits = [swarm.feed.history.commits[begun + step] for step in range(steps)]
     return [commit["seconds"] for commit in commits]
 
 
@@ -166,46 +221,60 @@ async def torch_mesh(run: RunDirectory, folder: Path, grid: Grid, steps: int) ->
 
 
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
-    codecs = {
-        "": LinkSettings(),
-        CODEC: LinkSettings(codec="topk-int4", ratio=100.0),
-    }
     example = made(folder / "example", options, LinkSettings())
     grids = {order: grid for order, grid in orders(example).items() if order in options.orders}
-    found: dict[str, list[float]] = {}
-    for order, grid in grids.items():
-        for codec, links in codecs.items():
-            place = folder / f"{order}{codec}"
-            run = made(place, options, links)
-            found[f"hetpeer, {order}{codec}"] = await hetpeer(run, place, grid, options.steps)
+    found: dict[Way, list[float]] = {}
+
+    def prepared(way: Way) -> tuple[RunDirectory, Path]:
+        place = folder / way.name
+        return made(place, options, CODECS[way.codec]), place
+
+    for order, codec in product(grids, options.codecs):
+        way = Way("hetpeer", order, codec)
+        found[way] = await hetpeer(*prepared(way), grids[order], options.steps)
+    for order, codec in product(options.arrivals, options.codecs if BY_ITSELF in options.orders else ()):
+        way = Way(BY_ITSELF, order, codec)
+        found[way] = await by_itself(*prepared(way), ARRIVALS[order], options.steps)
     for order in [order for order in ("plan", "by region") if order in grids]:
-        place = folder / f"torch {order}"
+        way = Way("torch", order)
+        place = folder / way.name
         place.mkdir()
-        found[f"torch, {order}"] = await torch_mesh(example, place, grids[order], options.steps)
+        found[way] = await torch_mesh(example, place, grids[order], options.steps)
     tokens = options.microbatches * options.microbatch_size * SEQUENCE
     middle = {way: statistics.median(seconds[options.settle :]) for way, seconds in found.items()}
-    plan = next(iter(middle.values()))
-    best = min(seconds for way, seconds in middle.items() if way.startswith("hetpeer"))
-    goals = {
-        f"the plan is faster than {way}": middle["hetpeer, plan"] < seconds
-        for way, seconds in middle.items()
-        if "plan" in grids and way != "hetpeer, plan" and CODEC not in way
-    }
+    first, best = next(iter(middle.values())), min(middle[way] for way in middle if way.engine != "torch")
+    goals = goals_of(middle)
     return {
         "grids": grids,
-        "step_s": {way: [round(one, 3) for one in seconds] for way, seconds in found.items()},
-        "tokens_per_second": {way: round(tokens / seconds) for way, seconds in middle.items()},
-        "over_the_plan": {way: round(seconds / plan, 3) for way, seconds in middle.items()},
-        "over_the_best": {way: round(seconds / best, 3) for way, seconds in middle.items()},
+        "step_s": {way.name: [round(one, 3) for one in seconds] for way, seconds in found.items()},
+        "tokens_per_second": {way.name: round(tokens / seconds) for way, seconds in middle.items()},
+        "over_the_first": {way.name: round(seconds / first, 3) for way, seconds in middle.items()},
+        "over_the_best": {way.name: round(seconds / best, 3) for way, seconds in middle.items()},
         "goals": goals,
         "met": all(goals.values()),
     }
 
 
+def goals_of(middle: Mapping[Way, float]) -> dict[str, bool]:
+    """Whether the plan is the fastest, and the swarm by itself about as fast; `middle`: seconds of a step."""
+    planned = Way("hetpeer", "plan")
+    goals = {
+        f"the plan is faster than {way.name}": middle[planned] < seconds
+        for way, seconds in middle.items()
+        if planned in middle and way != planned and way.engine != BY_ITSELF and way.codec == planned.codec
+    }
+    for way, seconds in middle.items():
+        by_hand, torch = Way("hetpeer", "plan", way.codec), Way("torch", "plan")
+        if way.engine == BY_ITSELF and by_hand in middle:
+            goals[f"{way.name}: at most {NEAR} of {by_hand.name}"] = seconds <= NEAR * middle[by_hand]
+            goals[f"{way.name}: {FASTER} times as fast as torch"] = FASTER * seconds <= middle[torch]
+    return goals
+
+
 def show(figures: dict[str, Any]) -> None:
     for way, speed in sorted(figures["tokens_per_second"].items(), key=lambda one: -one[1]):
-        times = figures["over_the_plan"][way]
-        print(f"{way:30} {speed:7,} tokens/s, {times:.2f} times as long as hetpeer with its plan")
+        times = figures["over_the_first"][way]
+        print(f"{way:30} {speed:7,} tokens/s, {times:.2f} times as long as {next(iter(figures['step_s']))}")
     report.show_goals(figures["goals"])
 
 
@@ -219,6 +288,8 @@ def main() -> int:
         ("steps", 12, "of each run"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    for name, choices in (("codecs", CODECS), ("arrivals", ARRIVALS)):
+        parser.add_argument(f"--{name}", nargs="+", choices=[*choices], default=[*choices])
     parser.add_argument(
         "--orders", nargs="+", choices=ORDERS, default=ORDERS, help="some of them (default: all)"
     )

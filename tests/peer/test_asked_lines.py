@@ -55,6 +55,8 @@ def test_a_line_is_known_if_both_directions_are() -> None:
 
     adverts = {"a": noting("b", "c"), "b": noting("a"), "c": noting("a", rate=0.0)}
     assert lines_known(adverts) == {("a", "b")}
+    short = LinkNote(to="a", rate=1e5, trip_s=0.3, activation_bytes=16_000)
+    assert lines_known(adverts | {"b": Advert(links=(short,))}) == set()
 
 
 def test_nobody_has_two_lines_in_one_turn() -> None:

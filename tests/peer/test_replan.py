@@ -469,6 +469,9 @@ def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_the
     newer = slow.model_copy(update={"rate": 2e3})
     again = {**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (newer,)})}
     assert set(remembered(again)["QmPeerA"].links) == {newer, fast}
+    short = slow.model_copy(update={"rate": 1e3, "trip_s": 0.3, "activation_bytes": 100})
+    again = {**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (short,)})}
+    assert set(remembered(again)["QmPeerA"].links) == {newer, fast}, "short bundles show less"
     del three["QmPeerB"]
     assert set(remembered(three)["QmPeerA"].links) == {fast}
     assert not remembered({"QmPeerB": advert(1e9)})["QmPeerB"].links

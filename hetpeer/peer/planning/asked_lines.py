@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.dht.discovery import Advert
+from hetpeer.peer.planning.advert_lines import may_carry_more
 
 Line = tuple[str, str]
 """Two peers, the smaller id first: the lines between them in both directions."""
@@ -57,8 +58,13 @@ def lines_needed(arrangement: Arrangement) -> set[Line]:
 
 
 def lines_known(adverts: Mapping[str, Advert]) -> set[Line]:
-    """Lines that are measured in both directions."""
-    notes = {(peer, note.to) for peer, advert in adverts.items() for note in advert.links if note.rate}
+    """Lines that are measured in both directions, by bundles long enough to show them."""
+    notes = {
+        (peer, note.to)
+        for peer, advert in adverts.items()
+        for note in advert.links
+        if note.rate and not may_carry_more(note)
+    }
     return {
         line_of(one, other)
         for one, other in combinations(adverts, 2)

@@ -26,6 +26,7 @@ from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
+from hetpeer.peer.planning.advert_lines import may_carry_more
 from hetpeer.peer.planning.asked_lines import Hope, line_of
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
@@ -50,12 +51,16 @@ class RememberedLinks:
         self._notes[sender, note.to] = note
 
     def __call__(self, adverts: Mapping[str, Advert]) -> dict[str, Advert]:
-        """`adverts` by peer id, each with all lines that it has named."""
+        """`adverts` by peer id, each with all lines that it has named.
+
+        A line that was measured is not known any less because short bundles went over it since.
+        """
         ends = {peer[-8:] for peer in adverts}
-        new = {
-            (peer, note.to): note for peer, advert in adverts.items() for note in advert.links if note.rate
-        }
-        known = {**self._notes, **new}
+        known = dict(self._notes)
+        for peer, advert in adverts.items():
+            for note in advert.links:
+                if note.rate and not _says_less(note, known.get((peer, note.to))):
+                    known[peer, note.to] = note
         self._notes = {pair: note for pair, note in known.items() if pair[0] in adverts and pair[1] in ends}
         own: dict[str, list[LinkNote]] = {peer: [] for peer in adverts}
         for (sender, _), note in self._notes.items():
@@ -63,6 +68,13 @@ class RememberedLinks:
         return {
             peer: advert.model_copy(update={"links": tuple(own[peer])}) for peer, advert in adverts.items()
         }
+
+
+def _says_less(note: LinkNote, old: LinkNote | None) -> bool:
+    """Whether `note` is of bundles too short to show the line, and `old` is not."""
+    if old is None or may_carry_more(old):
+        return False
+    return may_carry_more(note) and note.rate <= old.rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
