@@ -181,8 +181,8 @@ def shards() -> Iterable[bytes]:
 # ── tensors ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 CODECS = codec_names()
-HEAD = struct.Struct("<BHHB")
-"""Which codec, elements, elements kept, form of the positions."""
+HEAD = struct.Struct("<BHHBH")
+"""Which codec, elements, elements kept, form of the positions, bytes of squeezed values."""
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
@@ -193,25 +193,27 @@ def encoded() -> Iterable[bytes]:
             codec, kept_there = Codec.of(name), max(1, count // 10)
             target = memoryview(bytearray(room(codec, "float32", count, kept_there)))
             written, size = encode(codec, flat, kept_there, target) if count else (EncodedTensor(0), 0)
-            yield HEAD.pack(number, count, written.kept, written.form) + bytes(target[:size])
+            head = HEAD.pack(number, count, written.kept, written.form, written.value_bytes)
+            yield head + bytes(target[:size])
 
 
 def tensor(data: bytes) -> tuple[Codec, torch.Tensor]:
     """As the worker does it, after the length was found right."""
     if len(data) < HEAD.size:
         raise ProtocolError("no head")
-    number, count, kept_there, form = HEAD.unpack_from(data)
+    number, count, kept_there, form, values = HEAD.unpack_from(data)
     codec, body = Codec.of(CODECS[number % len(CODECS)]), memoryview(data)[HEAD.size :]
     positions = 0
     if codec.values is not None and codec.selects(kept_there, count):
-        positions = len(body) - codec.values.nbytes(kept_there)
+        positions = len(body) - (values or codec.values.nbytes(kept_there))
         if positions < 0:
             raise ProtocolError("too short")
     dtype = "int64" if number & 0x80 else "float32"
-    if length(codec, dtype, count, EncodedTensor(kept_there, form, positions)) != len(body):
+    written = EncodedTensor(kept_there, form, positions, values)
+    if length(codec, dtype, count, written) != len(body):
         raise ProtocolError("another length")
     found = torch.full((count,), 7, dtype=DTYPES[dtype])
-    decode(codec, EncodedTensor(kept_there, form, positions), memoryview(bytearray(body)), found)
+    decode(codec, written, memoryview(bytearray(body)), found)
     return codec, found
 
 

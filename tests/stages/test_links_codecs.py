@@ -143,7 +143,33 @@ def test_bytes_for_each_element_kept(name, share, most):
     kept = kept_of(len(flat), share)
     _, _, size = there_and_back(Codec.of(name), flat, kept)
     assert size / kept <= most
-    assert Codec.of(name).cost(share) * len(flat) == pytest.approx(size, rel=0.05)
+    _, plain, whole = there_and_back(Codec.of(name), flat, kept, squeeze=False)
+    assert not plain.value_bytes
+    assert whole > size
+    planned = Codec.of(name).cost(share) * len(flat)
+    assert 0.8 * planned < size < 1.05 * planned, "plans count squeezed positions, and values as they are"
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("tails", [1, 2])
+def test_steps_take_little_more_than_their_entropy(name, tails):
+    """Normal values, and ones with longer tails (their products)."""
+    codec, count = Codec.of(name), 1 << 20
+    draw = torch.Generator().manual_seed(tails)
+    flat = torch.stack([torch.randn(count, generator=draw) for _ in range(tails)]).prod(0)
+    out, written, size = there_and_back(codec, flat, count)
+    assert written == EncodedTensor(count, value_bytes=size)
+    exact, _, whole = there_and_back(codec, flat, count, squeeze=False)
+    assert out.equal(exact)
+    bits = {"int8": 8, "int4": 4}[name]
+    scales = 2 * count // codec.values.group
+    assert whole == count * bits // 8 + scales
+    table = flat.view(-1, codec.values.group)
+    scale = table.abs().amax(1, keepdim=True) / codec.values.steps
+    often = torch.unique((table / scale).round(), return_counts=True)[1] / count
+    entropy = -(often * often.log2()).sum().item() * count / 8
+    assert size < 1.03 * (entropy + scales)
+    assert size < 0.95 * whole
 
 
 def test_integers_travel_as_they_are():
@@ -196,6 +222,7 @@ def test_a_damaged_frame_is_our_error_or_a_tensor(data):
                 "form": st.integers(0, 4),
                 "kept": st.integers(0, count + 2),
                 "position_bytes": st.integers(0, size),
+                "value_bytes": st.integers(0, size + 2),
             },
         )
     )

@@ -107,6 +107,8 @@ class EncodedTensor:
     kept: Count
     form: Annotated[int, Field(ge=0, lt=16)] = 0
     position_bytes: Count = 0
+    value_bytes: Count = 0
+    """Bytes of the values if they are squeezed; 0: they are as the codec writes them."""
 
 
 def kept_of(count: int, share: float) -> int:
@@ -125,10 +127,16 @@ def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
 
 def length(codec: Codec, dtype: str, count: int, written: EncodedTensor) -> int:
     """Bytes of an encoded tensor, before any allocation. Raises ProtocolError for an impossible `written`."""
-    if codec.values is None or not codec.changes(dtype) or not codec.selects(written.kept, count):
+    if codec.values is None or not codec.changes(dtype):
         if written != EncodedTensor(count):
-            raise ProtocolError(f"{written} of a tensor of {count} elements, all of which are sent")
+            raise ProtocolError(f"{written} of a tensor of {count} elements, which are sent as they are")
         return room(codec, dtype, count, count)
-    if not written.kept or not 0 < written.position_bytes <= bitmap_bytes(count):
+    if not codec.selects(written.kept, count):
+        if written != EncodedTensor(count, value_bytes=written.value_bytes):
+            raise ProtocolError(f"{written} of a tensor of {count} elements, all of which are sent")
+    elif not written.kept or not 0 < written.position_bytes <= bitmap_bytes(count):
         raise ProtocolError(f"{written} of a tensor of {count} elements")
-    return codec.values.nbytes(written.kept) + written.position_bytes
+    most = codec.values.nbytes(written.kept)
+    if written.value_bytes and (written.value_bytes >= most or not codec.values.squeezable):
+        raise ProtocolError(f"{written} of values that take {most} bytes")
+    return (written.value_bytes or most) + written.position_bytes

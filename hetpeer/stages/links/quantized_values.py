@@ -12,8 +12,12 @@ if TYPE_CHECKING:
 
 
 class QuantizedValues(ValueCodec):
-    """Scales (bfloat16, one for each group), then the steps of all values."""
+    """Scales (bfloat16, one for each group), then the steps of all values.
 
+    Most steps are small: their entropy is 3.5 of 4 bits, or 7.4 of 8, for normal values, and less for others.
+    """
+
+    squeezable = True
     group: ClassVar[int]
     """Values that share a scale; fewer for fewer bits."""
     steps: ClassVar[int]

@@ -10,15 +10,12 @@ import enum
 from typing import Any
 
 import numpy as np
-import zstandard
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.links.codec import bitmap_bytes
+from hetpeer.stages.links.squeezing import inflated, squeezed
 
 GO_ON = 255
-ZSTD_LEVEL = 1
-MAX_WINDOW = 1 << 20
-"""Bytes that zstd may take for itself if there are fewer positions."""
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -36,9 +33,9 @@ def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tupl
     gaps = _gaps(positions)
     form, data = PositionForm.GAPS, gaps
     if squeeze:
-        squeezed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(gaps)
-        if len(squeezed) < len(data):
-            form, data = PositionForm.SQUEEZED_GAPS, squeezed
+        shorter = squeezed(gaps)
+        if len(shorter) < len(data):
+            form, data = PositionForm.SQUEEZED_GAPS, shorter
     if bitmap_bytes(count) <= len(data):
         bits = np.zeros(count, np.uint8)
         bits[positions] = 1
@@ -52,7 +49,7 @@ def decode_positions(form: int, data: Any, kept: int, count: int) -> Positions:
         case PositionForm.GAPS:
             positions = _from_gaps(data)
         case PositionForm.SQUEEZED_GAPS:
-            positions = _from_gaps(_inflate(data, kept + count // GO_ON))
+            positions = _from_gaps(inflated(data, kept + count // GO_ON))
         case PositionForm.BITMAP:
             positions = _from_bitmap(data, count)
         case _:
@@ -90,16 +87,3 @@ def _from_bitmap(data: Any, count: int) -> Positions:
         raise ProtocolError(f"a bitmap of {len(data)} bytes for {count} elements")
     found: Positions = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8)))
     return found
-
-
-def _inflate(data: Any, limit: int) -> bytes:
-    """Decompress to at most `limit` bytes; the claimed size is checked before zstd allocates it."""
-    try:
-        if not 0 <= zstandard.frame_content_size(data) <= limit:
-            raise ProtocolError(f"compressed positions of more than {limit} bytes, or of no said length")
-        inflated: bytes = zstandard.ZstdDecompressor(max_window_size=max(limit, MAX_WINDOW)).decompress(
-            data, max_output_size=limit, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise ProtocolError("positions that are not compressed by zstd", why=str(error)) from error
-    return inflated

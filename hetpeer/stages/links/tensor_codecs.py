@@ -11,8 +11,9 @@ from torch import Tensor
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
+from hetpeer.stages.links.squeezing import inflated, squeezed
 from hetpeer.stages.links.top_k import select
-from hetpeer.stages.links.value_codec import values_at
+from hetpeer.stages.links.value_codec import ValueCodec, values_at
 
 
 def encode(
@@ -21,8 +22,8 @@ def encode(
     """Write a finite 1-D tensor to the beginning of `target`; returns the head's entry and the bytes written.
 
     `kept` elements are kept if the codec is sparse (0 < kept ≤ len(flat)); `target` has at least `room`
-    bytes. `squeeze`: spend time on shorter positions. Raises LocalError HP-NUM-002 for a value that the
-    codec cannot represent.
+    bytes. `squeeze`: spend time on shorter values and positions. Raises LocalError HP-NUM-002 for a value
+    that the codec cannot represent.
     """
     count = len(flat)
     if codec.values is None or not flat.is_floating_point():
@@ -30,15 +31,13 @@ def encode(
         values_at(target[:size], flat.dtype).copy_(flat.detach())
         return EncodedTensor(count), size
     if not codec.selects(kept, count):
-        size = codec.values.nbytes(count)
-        codec.values.encode(flat.detach().float(), target[:size])
-        return EncodedTensor(count), size
+        size, value_bytes = _encode_values(codec.values, flat, target, squeeze=squeeze)
+        return EncodedTensor(count, value_bytes=value_bytes), size
     chosen, positions = select(flat, kept)
-    size = codec.values.nbytes(kept)
-    codec.values.encode(chosen.detach().float(), target[:size])
+    size, value_bytes = _encode_values(codec.values, chosen, target, squeeze=squeeze)
     form, data = encode_positions(positions, count, squeeze=squeeze)
     target[size : size + len(data)] = data
-    return EncodedTensor(kept, int(form), len(data)), size + len(data)
+    return EncodedTensor(kept, int(form), len(data), value_bytes), size + len(data)
 
 
 def decode(codec: Codec, written: EncodedTensor, data: memoryview, target: Tensor) -> None:
@@ -51,13 +50,33 @@ def decode(codec: Codec, written: EncodedTensor, data: memoryview, target: Tenso
         target.copy_(values_at(data, target.dtype))
         return
     if not codec.selects(written.kept, count):
-        target.copy_(_finite(codec.values.decode(data, count)))
+        target.copy_(_decode_values(codec.values, written, data))
         return
-    size = codec.values.nbytes(written.kept)
+    size = written.value_bytes or codec.values.nbytes(written.kept)
     positions = decode_positions(written.form, data[size:], written.kept, count)
-    found = _finite(codec.values.decode(data[:size], written.kept))
+    found = _decode_values(codec.values, written, data[:size])
     target.zero_()
     target[torch.from_numpy(positions)] = found.to(target.dtype)
+
+
+def _encode_values(values: ValueCodec, flat: Tensor, target: memoryview, *, squeeze: bool) -> tuple[int, int]:
+    """Write `flat`; returns the bytes written, and again if they are squeezed (0: they are not)."""
+    size = values.nbytes(len(flat))
+    values.encode(flat.detach().float(), target[:size])
+    if squeeze and values.squeezable and len(shorter := squeezed(target[:size])) < size:
+        target[: len(shorter)] = shorter
+        return len(shorter), len(shorter)
+    return size, 0
+
+
+def _decode_values(values: ValueCodec, written: EncodedTensor, data: memoryview) -> Tensor:
+    """All kept values. Raises ProtocolError for what `_encode_values` does not write."""
+    size = values.nbytes(written.kept)
+    if written.value_bytes:
+        data = memoryview(bytearray(inflated(data, size)))  # torch reads writable memory only
+        if len(data) != size:
+            raise ProtocolError(f"squeezed values of {len(data)} bytes instead of {size}")
+    return _finite(values.decode(data, written.kept))
 
 
 def _finite(found: Tensor) -> Tensor:

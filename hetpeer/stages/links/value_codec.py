@@ -31,6 +31,8 @@ class ValueCodec(ABC):
     """Codecs that a link tries first on its way to this one, the gentlest first (adaptive_ratio.py)."""
     with_top_k: ClassVar[bool] = True
     """Whether `topk-` may stand before its name: only the largest elements are sent, by this codec."""
+    squeezable: ClassVar[bool] = False
+    """Whether zstd makes its bytes shorter by more than it costs on a slow line."""
     repeatable: ClassVar[bool] = True
     """Whether two volunteers that compute the same send nearly the same: spot checks need that."""
 
