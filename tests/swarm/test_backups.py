@@ -36,12 +36,15 @@ async def spared(
 
 
 def rosters(swarm: Swarm) -> dict[int, set[str]]:
-    """Step → the volunteers in its roster, by the log."""
+    """Step of the present history → the volunteers in its roster, by the log."""
     known: list[str] = []
-    found = {}
-    for record in swarm.records("commit"):
-        known += record.get("newcomers", ())
-        found[record["step"]] = {known[number] for number in record["held"][::3]}
+    found: dict[int, set[str]] = {}
+    for record in swarm.records():
+        if record["kind"] == "commit":
+            known += record.get("newcomers", ())
+            found[record["step"]] = {known[number] for number in record["held"][::3]}
+        elif record["kind"] == "rollback":
+            found = {step: roster for step, roster in found.items() if step < record["to_version"]}
     return found
 
 
