@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.baselines.ravnest import genetic
+from benchmarks.formation import by_arrival, volunteers, work
 from hetpeer.stages.planning.swarms.clusters import Clusters, clusters_of, divided
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, StepDemand
@@ -103,3 +104,13 @@ def test_ravnests_clusters_are_balanced_and_have_the_memory() -> None:
     assert len(sums) == 2
     assert abs(sums[0] - sums[1]) == pytest.approx(0.0)
     assert genetic(memory, rate, 13.0, seed=0) is None
+
+
+def test_eight_uneven_volunteers_in_the_worst_order() -> None:
+    devices, demand = volunteers(0), work()
+    cuts, random = PipelineCuts(devices, demand), np.random.default_rng(0)
+    arrived = [by_arrival(cuts, random.permutation(8).tolist()) for _ in range(100)]
+    found = divided(devices, demand, 0, looks(400))
+    assert found is not None
+    assert not found.spare
+    assert found.batches_per_s >= 1.5 * min(one.batches_per_s for one in arrived if one is not None)
