@@ -150,6 +150,16 @@ def test_after_all_have_fallen_apart_those_that_are_left_gather_again():
     assert len(one.founded) == 2
 
 
+def test_with_an_older_volunteer_they_are_founded_as_they_came():
+    one = Waiting(gather_s=10.0).comes("a", "b")
+    one.hello("old", wire_version=4)
+    one.claims("old")
+    assert one.core.waiting == {}
+    one.form([("a", WHOLE)], [("b", WHOLE)], [("old", WHOLE)])
+    one.passes(11.0, "a", "b", "old")
+    assert one.founded == [{"kind": "founded", "cluster": 0, "version": 0}]
+
+
 def test_only_open_clusters_are_divided_anew_while_others_live():
     one = Waiting().comes("a", "b", "c")
     assert [record["cluster"] for record in one.founded] == [0]

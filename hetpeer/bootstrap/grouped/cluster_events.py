@@ -27,6 +27,9 @@ from hetpeer.bootstrap.state.effects import (
 )
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
+MOVES_VERSION = 5
+"""Wire version of volunteers that a `Granted` takes to another cluster."""
+
 
 class ClusterEvents:
     """The clusters and unassigned volunteers of one term, and what they lead to."""
@@ -149,10 +152,10 @@ class ClusterEvents:
     @property
     def waiting(self) -> list[Cluster]:
         """Clusters whose volunteers may be divided anew: those not founded; while others live, only those
-        with open places.
+        with open places. None, if a volunteer speaks a version that cannot go to another cluster.
         """
-        here = self._clusters.unfounded
-        return [cluster for cluster in here if not self._clusters.living or cluster.forming]
+        here = [c for c in self._clusters.unfounded if not self._clusters.living or c.forming]
+        return here if all(c.members.speak(MOVES_VERSION, c.members.volunteers) for c in here) else []
 
     # ── averagings ──────────────────────────────────────────────────────────────────────────────────────────
 
