@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -53,6 +54,8 @@ from tests.wanlab.lab import MATRICES, Lab
 STAGES, REPLICAS = 4, 2
 PEERS = STAGES * REPLICAS
 WITHIN_S, LOOK_S = 1800.0, 0.2
+HAS_A_PLACE = re.compile(r"getting blocks? \S+ ready")
+"""A volunteer says so once it has its place."""
 LOOKS = 200
 BY_ITSELF = "by itself"
 ORDERS = ("plan", "by region", "strided", BY_ITSELF)
@@ -181,7 +184,7 @@ async def arrive(swarm: Swarm, devices: Iterable[int]) -> None:
     for device in devices:
         await swarm.add(device + 1)
         async with asyncio.timeout(WITHIN_S):
-            while "blocks" not in swarm.said(device + 1):
+            while not HAS_A_PLACE.search(swarm.said(device + 1)):
                 swarm.check()
                 await asyncio.sleep(LOOK_S)
 
