@@ -69,6 +69,10 @@ class History:
     """Layout of this cluster, if it was founded with a cut of its own."""
     departures: Counter[str] = field(default_factory=Counter)
     """Peer → how often it left or was lost."""
+    trained_s: float = 0.0
+    """Seconds of all commits of this history so far, those that were rolled back, too."""
+    named_at: dict[str, float] = field(default_factory=dict)
+    """Peer → `trained_s` when the log first named it."""
     contributors: dict[str, int] = field(default_factory=dict)
     """Peer → number by which commits of any cluster name it (credit.py)."""
 
@@ -84,6 +88,7 @@ class History:
         """Fold one more record."""
         for peer in record.get("newcomers", ()):
             self.contributors[peer] = len(self.contributors)
+            self.named_at.setdefault(peer, self.trained_s)
         match record["kind"]:
             case "reign":
                 self.term = int(record["term"])
@@ -113,6 +118,7 @@ class History:
                 self.bad[record["batch"], int(record["id"])] = record
             case "gone":
                 self.departures[str(record["peer"])] += 1
+                self.named_at.setdefault(str(record["peer"]), self.trained_s)
             case "average" | "installed":
                 for cluster, step in record["installed"]:
                     if cluster == self.cluster:
@@ -132,6 +138,7 @@ class History:
         match record["kind"]:
             case "commit":
                 self.version = int(record["step"]) + 1
+                self.trained_s += float(record.get("seconds", 0.0))
                 self._keep(self.commits, int(record["step"]), record)
             case "evaluation":
                 step = int(record["step"])
@@ -179,6 +186,7 @@ class History:
             hits=dict(self.hits),
             bad=dict(self.bad),
             departures=self.departures.copy(),
+            named_at=dict(self.named_at),
             contributors=dict(self.contributors),
         )
 

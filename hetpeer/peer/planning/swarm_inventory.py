@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.block_spec import times_forward
 from hetpeer.stages.pipeline.place_memory import CHOICES
 from hetpeer.stages.planning.pair_lines import PairLines
+from hetpeer.stages.planning.swarms.departure_costs import HOUR_S
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_at
 
@@ -80,8 +82,13 @@ class Inventory:
                 yield from (f"{name} = {json.dumps(value)}" for name, value in entry.items())
 
 
-def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
-    """All volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if none advertises its speed."""
+def inventory(
+    manifest: Manifest, adverts: Mapping[str, Advert], leaves: Mapping[str, float] = MappingProxyType({})
+) -> Inventory:
+    """All volunteers (`adverts` by peer id). `leaves`: peer → expected departures an hour, as far as known.
+
+    Raises `LocalError` HP-PLAN-001 if none advertises its speed.
+    """
     known = {
         peer: advert
         for peer, advert in sorted(adverts.items())
@@ -113,6 +120,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
                 "down_mbps": _rounded(lines.down[number] * BITS / MEGA, *MBPS),
                 **({"private": True} if advert.reach == ReachKind.PRIVATE else {}),
                 **shared[peer],
+                **({"leaves_per_hour": _rounded(leaves[peer], 0.0, HOUR_S)} if peer in leaves else {}),
             }
             for number, (peer, advert) in enumerate(known.items())
         ),

@@ -109,7 +109,7 @@ class ReliablePeer:
         return {
             "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
             "moves": lambda _: moves.encode(replica.history.moves),
-            "departures": lambda _: departure_counts.encode(replica.history.departures),
+            "departures": lambda _: departure_counts.encode(replica.history),
             "plan": lambda _: plan_news.encode(replica.history),
             "curves": lambda _: replica.curves.curves.encode(),
         }

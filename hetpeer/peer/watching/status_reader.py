@@ -209,6 +209,11 @@ class Onlooker:
         """Current adverts by peer id. Raises `RemoteError` HP-NET-012 if the DHT does not answer."""
         return _there(await self._roster.read())
 
+    async def leaves_per_hour(self) -> Mapping[str, float]:
+        """Expected departures an hour by peer id, from a reliable peer; empty if not known. Never raises."""
+        told = await self._log.departures(self.signed.reliable)
+        return {} if told is None else told.hourly
+
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
         """Current status; unless `ranked`, with the last known figures of the log.
 

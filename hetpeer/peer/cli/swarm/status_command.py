@@ -106,7 +106,8 @@ async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
     async with observing(goal) as onlooker:
 
         async def look() -> None:
-            found = inventory(onlooker.signed.manifest, await onlooker.adverts())
+            adverts, leaves = await onlooker.adverts(), await onlooker.leaves_per_hour()
+            found = inventory(onlooker.signed.manifest, adverts, leaves)
             print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
 
         await (watching(look, WATCH_S) if watch else look())
