@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +55,7 @@ VOLUNTEERS = 16, 32, 48
 RATES = 0.0, 0.1, 0.3, 0.5
 SETTLED = 2
 """Steps before anybody leaves, which do not count."""
-STILL = 8
+STILL = 6
 """Steps' time for which SWARM is simulated without departures."""
 ENDLESS = 100_000
 WAYS = "reliable", "plain", "SWARM", "SWARM's bound"
@@ -287,25 +287,23 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
         checkpoint_every=options.checkpoint_every,
         plan_s=options.plan_seconds,
     )
-    seeds = range(options.seed, options.seed + options.seeds)
     pending = {
-        volunteers: [
-            pool.submit(solve, replace(case, volunteers=volunteers, seed=seed), options.rates)
-            for seed in seeds
-        ]
+        pool.submit(solve, replace(case, volunteers=volunteers, seed=seed), options.rates): volunteers
+        for seed in range(options.seed, options.seed + options.seeds)
         for volunteers in options.volunteers
     }
-    found: dict[str, dict[str, Any]] = {}
-    for volunteers, some in pending.items():
-        solved = []
-        for one in some:
-            solved.append(one.result())
-            if not options.json:
-                tell(volunteers, solved[-1])
-        found[str(volunteers)] = {
-            f"{rate:.0%}": summary([rows[number] for rows in solved])
+    solved: dict[int, list[list[dict[str, Any]]]] = {volunteers: [] for volunteers in options.volunteers}
+    for one in as_completed(pending):
+        solved[pending[one]].append(one.result())
+        if not options.json:
+            tell(pending[one], one.result())
+    found = {
+        str(volunteers): {
+            f"{rate:.0%}": summary(sorted((rows[number] for rows in some), key=lambda row: row["seed"]))
             for number, rate in enumerate(options.rates)
         }
+        for volunteers, some in solved.items()
+    }
     middle = [one["steps_an_hour"] for sweep in found.values() for one in sweep.values()]
     goals = {
         "never slower than the plan for speed alone": all(m["reliable"] >= m["plain"] for m in middle),
@@ -343,10 +341,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="of each case (default: 5)")
     parser.add_argument("--volunteers", type=int, nargs="+", default=list(VOLUNTEERS), help="numbers of them")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="shares that leave")
-    parser.add_argument("--batches", type=int, default=14, help="of departures (default: 14)")
+    parser.add_argument("--batches", type=int, default=8, help="of departures (default: 8)")
     parser.add_argument("--microbatches", type=int, default=64, help="of a batch (default: 64)")
     parser.add_argument("--checkpoint-every", type=int, default=10, help="steps (default: 10, as init's)")
-    parser.add_argument("--plan-seconds", type=float, default=3.0, help="processor seconds (default: 3)")
+    parser.add_argument("--plan-seconds", type=float, default=2.0, help="processor seconds (default: 2)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--name", default="departures", help="of the file of results")
     options = parser.parse_args()

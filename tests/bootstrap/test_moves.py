@@ -122,3 +122,10 @@ def test_moves_are_served_and_nothing_else_is_taken_for_them() -> None:
     for wrong in (b"", b"\xc1", b"\x91\x01", b"\x91\x81\xa4step\xff"):
         with pytest.raises(ProtocolError):
             decode(wrong, "peer")
+
+
+def test_a_move_that_promises_no_shorter_step_is_not_judged_by_one() -> None:
+    """It was made for steadier holders."""
+    result = MoveResult(after_s=30.0, moving_s=10.0)
+    assert Move(step=0, promise=promise(20.0, 19.5), result=result).kept is None
+    assert Move(step=0, promise=promise(20.0, 18.0), result=result).kept == pytest.approx(-5.0)

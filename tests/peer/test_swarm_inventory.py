@@ -244,3 +244,13 @@ def test_a_swarm_without_volunteers(run: RunDirectory) -> None:
     with pytest.raises(LocalError, match="no volunteer has published its speed") as refused:
         inventory(run.manifest, {"QmTheSilentOne": Advert(role="volunteer")})
     assert (refused.value.code, refused.value.exit_code) == ("HP-PLAN-001", ExitCode.TRY_LATER)
+
+
+def test_departures_of_the_log_are_in_the_file(run: RunDirectory) -> None:
+    """Of a volunteer that the log has not named it says nothing: it counts as the mean of the others."""
+    adverts = {name: volunteer(name=name, block_end=4) for name in (FRONT, BACK, NEW)}
+    found = inventory(run.manifest, adverts, {FRONT: 2.0, BACK: 0.5})
+    departures = devices_in(found.document(), "here").devices.departures
+    assert departures is not None
+    assert (departures.rate * 3600).tolist() == pytest.approx([0.5, 2.0, 1.25])  # in the order of peer ids
+    assert devices_in(inventory(run.manifest, adverts).document(), "here").devices.departures is None

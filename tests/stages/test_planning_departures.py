@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.planning.swarms.departure_costs import HOUR_S, HeldPlace, departure_costs
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
-from hetpeer.stages.planning.swarms.plan_inputs import DepartureRates, Devices
+from hetpeer.stages.planning.swarms.plan_inputs import DepartureRates, Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.stakes import LONGER, Stakes
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, holders_of, planned
 from tests.stages.test_planning_living import turns
 from tests.stages.test_planning_swarms import some_devices, some_work
@@ -122,3 +124,30 @@ def test_a_device_that_leaves_all_the_time_is_spared() -> None:
     found = PlanSearch(devices, work, 0).run(turns(3000))
     assert found is not None
     assert all(2 not in one.devices for one in found.best.pipelines)
+
+
+def test_a_running_swarm_gives_the_place_of_one_that_leaves_often_to_a_steady_one() -> None:
+    """Devices 1 and 2 are alike for speed, and 2 has no place yet."""
+    work = some_work(2, 0)
+    held, lines = [(0, 1), (1, 2), (0, 0)], [[(0, (0, 1)), (1, (1, 2))]]
+    devices = alike(3)
+    tight = replace(devices, memory=np.full(3, 1.001 * _most_memory(devices, work)))
+    for hourly, moves in (((0.0, 6.0, 0.0), True), ((0.0, 0.1, 0.1), False), ((0.0, 0.0, 0.0), False)):
+        planner = IncrementalPlanner(leaving(tight, *hourly), work, held, lines, Stakes(steps=1000), seed=0)
+        change = planner.run(turns(3000))
+        assert (change is not None) is moves
+        if change is not None:
+            assert {device for one in change.plan.pipelines for device in one.devices} == {0, 2}
+            assert planner.steadier_s(change) > 0.0
+
+
+def _most_memory(devices: Devices, work: StepDemand) -> float:
+    """Bytes with which two devices hold one of two blocks each."""
+    return max(stage.memory for stage in PipelineCuts(devices, work).stages((0, 1), (0, 1, 2)))
+
+
+def test_a_step_becomes_little_longer_for_a_steadier_holder() -> None:
+    stakes = Stakes(steps=1000)
+    assert not stakes.pays(10.0, 10.0, 60.0)
+    assert stakes.pays(10.0, 10.4, 60.0, steadier_s=5.0)
+    assert not stakes.pays(10.0, 10.0 * (1.0 + LONGER) + 0.1, 60.0, steadier_s=1000.0)

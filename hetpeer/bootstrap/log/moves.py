@@ -29,6 +29,8 @@ RECENT_STEPS = 5
 """Newest full steps whose median it is."""
 RECENT_MOVES = 5
 """Newest moves whose median cost counts."""
+JUDGED = 0.05
+"""Least fraction of a step that a move must promise for its gain to be judged."""
 LEAST_COST, MOST_COST = 0.5, 20.0
 """Bounds of the measured cost of moves, as a multiple of the foreseen one."""
 MOST_DEMAND = 4.0
@@ -54,6 +56,11 @@ class MovePromise(BaseModel):
     """Measured over foreseen cost of the moves before this one."""
     blocks: Count
     """Blocks that volunteers fetch. 0: the same holders become other pipelines."""
+
+    @property
+    def shortens(self) -> bool:
+        """Whether steps are to become so much shorter that it can be judged by them."""
+        return self.before_s is not None and self.before_s - self.after_s >= JUDGED * self.before_s
 
 
 class MoveResult(BaseModel):
@@ -83,8 +90,8 @@ class Move(BaseModel):
     def kept(self) -> float | None:
         """Gain that came, as a multiple of the promised one; below 0 if steps got longer. None: not known."""
         before_s, after_s = self.promise.before_s, None if self.result is None else self.result.after_s
-        if before_s is None or after_s is None or before_s <= self.promise.after_s:
-            return None
+        if before_s is None or after_s is None or not self.promise.shortens:
+            return None  # a move for steadier holders may promise nothing of a step
         return (before_s - after_s) / (before_s - self.promise.after_s)
 
     @property

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,18 +154,22 @@ def proposal(
     on: Callable[[], bool],
     hope: Hope | None = None,
     lost: Collection[int] | None = None,
+    leaves: Mapping[str, float] = MappingProxyType({}),
 ) -> Arrangement | None:
     """The best arrangement found while `on` is true, with its promise; None if the present division is better
     or a volunteer's speed is unknown.
 
     `lost`: clusters that were complete before a volunteer was lost (None: all). Lines that nobody measured
     carry what is estimated, and more by its error as far as there is `hope`, since they are measured before
-    the move; without any they carry less by it.
+    the move; without any they carry less by it. `leaves`: peer → expected departures an hour, as far as known
+    (log/departure_counts.py).
     """
     if not seating.seats:
         return None
     try:
-        found = inventory(manifest, {peer: adverts[peer] for peer in seating.seats if peer in adverts})
+        found = inventory(
+            manifest, {peer: adverts[peer] for peer in seating.seats if peer in adverts}, leaves
+        )
         named = devices_in(found.document(), "what the volunteers say")
     except LocalError:
         return None

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.log.departure_counts import hourly
 from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
@@ -181,6 +182,7 @@ class PlanProposer:
             seating=seating,
             stakes=stakes(history, self._manifest.training.steps, timing.since),
             lost=timing.lost,
+            leaves=hourly(history),
         )
         if not timing.changes:
             self._in_vain.clear()
@@ -244,6 +246,8 @@ class PlanProposer:
             else "pipelines are formed anew"
         )
         before = "" if promise.before_s is None else f" instead of {promise.before_s:.1f} s"
+        if promise.before_s is not None and not promise.shortens:
+            before += ", with steadier holders"
         _log.warning(
             "%s, which takes %.0f s: a step will take about %.1f s%s",
             what,

@@ -89,3 +89,20 @@ def departure_costs(
         repeated_s = math.expm1(min(rollbacks * span_s, LARGEST)) / rollbacks
         expected_s = recovered * repeated_s / work.checkpoint_every
     return DepartureCosts(step_s=expected_s, rollbacks=HOUR_S * rollbacks, leftovers=HOUR_S * leftovers)
+
+
+def added_s(devices: Devices, work: StepDemand, held: Sequence[tuple[int, int]], step_s: float) -> float:
+    """Seconds that departures add to a step of `step_s` if device d holds the blocks `held[d]`; 0: unknown.
+
+    The holders of a block are taken to do equal parts of it.
+    """
+    holders = np.zeros(len(work))
+    for begin, end in held:
+        holders[begin:end] += 1.0
+    places = [
+        HeldPlace(device, begin, end, 1.0 / float(holders[begin:end].max()))
+        for device, (begin, end) in enumerate(held)
+        if begin < end
+    ]
+    costs = departure_costs(devices, work, places, step_s)
+    return 0.0 if costs is None else costs.step_s - step_s

@@ -24,6 +24,7 @@ from itertools import islice, pairwise, product
 import numpy as np
 
 from hetpeer.stages.planning.swarms.current_step_time import Bools, PipelinePlace, Range, as_it_is, as_routed
+from hetpeer.stages.planning.swarms.departure_costs import added_s
 from hetpeer.stages.planning.swarms.pipeline_cuts import REMEMBERED, PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -91,6 +92,7 @@ class IncrementalPlanner:
         routed = None if measured is None else as_routed(devices, lines, measured)
         self.before_s = min(as_it_is(devices, work, held, routed), self._by_pipelines())
         """Seconds of a step as things stand, by the model; infinite if nothing can run."""
+        self._departures_s = added_s(devices, work, held, self.before_s)
         steps = stakes.steps if math.isfinite(self.before_s) else max(stakes.steps, 1.0)
         self._weight = steps * stakes.believed(self.before_s) / stakes.demand
         """Seconds of moving that a second of a step is worth."""
@@ -115,7 +117,11 @@ class IncrementalPlanner:
 
     def pays(self, change: PlanChange) -> bool:
         """Whether `change` earns what it costs."""
-        return self._stakes.pays(self.before_s, change.plan.total_s, change.moving_s)
+        return self._stakes.pays(self.before_s, change.plan.total_s, change.moving_s, self.steadier_s(change))
+
+    def steadier_s(self, change: PlanChange) -> float:
+        """Seconds of a step that departures cost less after `change`; 0 if nobody speaks of them."""
+        return self._departures_s - (change.plan.expected_s - change.plan.total_s)
 
     def change(self, lines: Sequence[OrderAndCuts]) -> PlanChange | None:
         """The change to these pipelines, without cost if nobody else works now and all of them exist; None if
@@ -172,7 +178,7 @@ class IncrementalPlanner:
         change = self.change(lines)
         if change is None or change.moved > self._most:
             return math.inf
-        return self._weight * change.plan.total_s + change.moving_s
+        return self._weight * change.plan.expected_s + change.moving_s
 
     def _limits(self) -> Iterator[int]:
         """Bounds on moved blocks: after a loss the lost ones and a neighbour's, if enough; else all."""

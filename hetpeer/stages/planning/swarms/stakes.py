@@ -9,7 +9,9 @@ import math
 from dataclasses import dataclass
 
 WORTH = 0.1
-"""Least fraction by which a step must become shorter."""
+"""Least fraction by which a step must become shorter, departures included."""
+LONGER = 0.05
+"""Most by which a step may become longer for steadier holders (HPS' reliable group), as a fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +50,14 @@ class Stakes:
         """Seconds of a step as things stand; infinite if none can run."""
         return before_s if self.measured_s is None or not math.isfinite(before_s) else self.measured_s
 
-    def pays(self, before_s: float, after_s: float, moving_s: float) -> bool:
-        """Whether a change is worth it: by a tenth of a step, and by its cost in the steps that are left."""
+    def pays(self, before_s: float, after_s: float, moving_s: float, steadier_s: float = 0.0) -> bool:
+        """Whether a change is worth it: by a tenth of a step, and by its cost in the steps that are left.
+
+        `steadier_s`: seconds of a step that departures cost less after it.
+        """
         if not math.isfinite(before_s):
             return math.isfinite(after_s)
-        gain_s = self.gain_s(before_s, after_s) / self.demand
+        if after_s > (1.0 + LONGER) * before_s:
+            return False
+        gain_s = (self.gain_s(before_s, after_s) + steadier_s) / self.demand
         return gain_s > WORTH * self.present_s(before_s) and self.steps * gain_s > moving_s

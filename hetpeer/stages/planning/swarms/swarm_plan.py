@@ -90,7 +90,9 @@ def planned(
         sync_s=sync_s,
         update_s=update_s,
         bottleneck=last.slowest if pipeline_s >= sync_s else ("adding up", int(adding.argmax())),
-        departures=departure_costs(devices, work, _places(used, held, work.microbatches), total_s),
+        departures=None
+        if devices.departures is None
+        else departure_costs(devices, work, _places(used, held, work.microbatches), total_s),
     )
 
 
