@@ -24,6 +24,7 @@ from hetpeer.peer.cli.author.audit_command import audit
 from hetpeer.peer.cli.author.export_command import export
 from hetpeer.peer.cli.author.generate_command import generate
 from hetpeer.peer.cli.author.init_command import init
+from hetpeer.peer.cli.author.init_summary import summary
 from hetpeer.peer.cli.author.watch_command import watch
 from hetpeer.peer.watching.curve_reader import PlacedPoint
 from hetpeer.peer.watching.follow_curve import _line
@@ -101,7 +102,10 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     )
     text = tmp_path / "author" / "text.txt"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *options.split(), *more.split())
-    manifest = RunDirectory.open(tmp_path / "run").manifest
+    run = RunDirectory.open(tmp_path / "run")
+    *_, trust = summary(run, of_library=False, adapters=False)
+    assert trust.endswith("their work is not checked (nobody can check a grouped run)")
+    manifest = run.manifest
     assert manifest.averaging == AveragingSettings(
         span=3,
         window_s="all",

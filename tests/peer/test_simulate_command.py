@@ -190,6 +190,19 @@ def test_departures_are_given_once(tmp_path: Path) -> None:
         read_scenario(path)
 
 
+def test_what_belongs_into_the_file_of_devices_is_named(tmp_path: Path) -> None:
+    (tmp_path / "swarm.toml").write_text(DEVICES)
+    path = tmp_path / "scenario.toml"
+    path.write_text(EQUAL + 'devices = "swarm.toml"\naway_s = 30\n')
+    with pytest.raises(LocalError, match=r"away_s: the devices are in swarm\.toml"):
+        read_scenario(path)
+
+
+def test_a_file_of_devices_may_stand_in_the_scenario(tmp_path: Path) -> None:
+    status = "latency_ms = 40\nbetween_s = 0.3\naway_s = 30\n"  # the head of hetpeer status --devices
+    assert len(read_scenario(scenario(tmp_path, EQUAL, status)).devices.names) == 4
+
+
 def test_the_command_prints_it(tmp_path: Path) -> None:
     path = scenario(tmp_path, EQUAL)
     document = json.loads(hetpeer("simulate", str(path), "--json").stdout)
@@ -205,7 +218,12 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
         (HEAD.replace("steps = 6", "steps = 1"), "", "HP-SIM-001", "steps"),
         (HEAD + 'plan = "equal"\n', "", "HP-SIM-001", "stages"),
         (HEAD + 'devices = "other.toml"\n', "", "HP-SIM-001", "one of both"),
+        (HEAD + 'devices = "other.toml"\naway_s = 30\n', "", "HP-SIM-001", "one of both"),
+        (HEAD + "between = 1\n", "", "HP-SIM-001", "between: nothing of that name is known here"),
         (HEAD, "[churn]\nmtbf_minutes = 0\n", "HP-SIM-001", "churn.mtbf_minutes"),
+        (HEAD, "[churn]\nmtbf_minutes = 1e308\n", "HP-SIM-001", "churn.mtbf_minutes"),
+        (HEAD, "[churn]\nmtbf_minutes = nan\n", "HP-SIM-001", "churn.mtbf_minutes"),
+        (HEAD, "[churn]\nmtbf_minutes = 9\naway_s = inf\n", "HP-SIM-001", "churn.away_s"),
         (HEAD.replace("gpt2", "gpt3-6.7b"), "", "HP-PLAN-005", "memory"),
         (HEAD.replace("gpt2", "nonsense"), "", "HP-PLAN-004", "nonsense"),
         ("model = \n", "", "HP-SIM-001", "Invalid"),

@@ -33,6 +33,8 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
 
 def plain_reason(message: str) -> str:
     """A validator's `message` in plain words."""
+    if message == "Extra inputs are not permitted":
+        return "nothing of that name is known here"
     text = message.removeprefix("Value error, ").partition(", unable to parse")[0]
     return re.sub(r"\b[A-Z][a-z]+ should ", "it must ", text)
 

@@ -29,12 +29,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
-from hetpeer.peer.planning.device_files import NamedDevices, devices_in, read_devices
+from hetpeer.peer.planning.device_files import LONGEST_AWAY_S, NamedDevices, devices_in, read_devices
 from hetpeer.peer.planning.model_workload import PRESETS, USUAL, PresetChoices, work_of
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s", "away_s")
+MOST_MINUTES = 1e6
+"""Most minutes between two departures of a volunteer."""
+_OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s", "between_s", "away_s")
 
 
 class _ScenarioEntry(BaseModel):
@@ -44,8 +46,8 @@ class _ScenarioEntry(BaseModel):
 class Churn(_ScenarioEntry):
     """Churn: each volunteer vanishes and comes back."""
 
-    mtbf_minutes: Positive
-    away_s: Positive = 60.0
+    mtbf_minutes: Annotated[float, Field(gt=0, le=MOST_MINUTES)]
+    away_s: Annotated[float, Field(gt=0, le=LONGEST_AWAY_S)] = 60.0
 
 
 class Stragglers(_ScenarioEntry):
@@ -141,6 +143,8 @@ def read_scenario(path: Path) -> Scenario:
 
 def _devices(path: Path, file: _ScenarioFile, data: dict[str, Any]) -> NamedDevices:
     given = {name: data[name] for name in _OF_DEVICES if name in data}
+    if file.devices is not None and given and "device" not in given:
+        raise _wrong(path, f"{min(given)}: the devices are in {file.devices}; give it there")
     if (file.devices is None) == (not given):
         raise _wrong(path, "devices: give the name of a file, or [[device]] tables, one of both")
     return devices_in(given, str(path)) if file.devices is None else read_devices(path.parent / file.devices)

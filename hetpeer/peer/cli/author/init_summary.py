@@ -27,6 +27,9 @@ def summary(run: RunDirectory, *, of_library: bool, adapters: bool) -> Iterator[
         yield "data: the source text of Python's library; choose other data with --data"
     share, policy = manifest.trust.spot_checks, ADMISSION_POLICIES[manifest.admission.policy]
     checked = f"{share:.0%} of their work is computed a second time and compared"
-    trusted = "their work is not checked (--spot-checks 0.05 checks some of it)"
+    choice = "--spot-checks 0.05 checks some of it"
+    if manifest.averaging is not None:
+        choice = "nobody can check a grouped run"  # only one volunteer of a pipeline holds a block
+    trusted = f"their work is not checked ({choice})"
     how = f" ({policy.how})" if policy.how else ""
     yield f"{policy.describe}{how}; {checked if share else trusted}"
