@@ -164,6 +164,15 @@ def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path
     assert caught.value.code == "HP-RUN-001"
 
 
+@pytest.mark.parametrize("window", [-1, "nan"])
+def test_a_wrong_window_is_named(tmp_path: Path, window: object) -> None:
+    options = ("--mode", "grouped", "--unchecked", "--window", window)
+    with pytest.raises(LocalError, match="window") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", *options)
+    assert "constrained" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_grouped_run_promises_no_spot_checks(tmp_path: Path) -> None:
     options = ("--mode", "grouped", "--spot-checks", 0.05)
     with pytest.raises(LocalError, match="a grouped run cannot have --spot-checks") as caught:

@@ -20,6 +20,8 @@ MAX_NAME = 32
 """Characters of a name that a peer chooses."""
 SHOWN = 1000
 """Most validation errors that are looked at, else none: pydantic builds an object of about 1 kB for each."""
+_OF_A_UNION = re.compile(r"(constrained|function)-.*|literal\[.*\]")
+"""Part of a path that names no field: pydantic adds which type of a union a value is not."""
 
 
 def first_wrong(error: ValidationError) -> tuple[str, str]:
@@ -28,7 +30,10 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
     if count > SHOWN:
         return "", f"{count} fields are wrong"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return ".".join(map(str, first["loc"])), plain_reason(first["msg"])
+    path = [str(part) for part in first["loc"]]
+    while path and _OF_A_UNION.fullmatch(path[-1]):
+        path.pop()
+    return ".".join(path), plain_reason(first["msg"])
 
 
 def plain_reason(message: str) -> str:

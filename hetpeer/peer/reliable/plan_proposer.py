@@ -220,8 +220,8 @@ class PlanProposer:
             return
         clusters = found.clusters
         _log.warning(
-            "%s that wait form %s: %.3g batches a minute by what they advertise, with averages; a batch "
-            "takes %.3g to %.3g s (imbalance %.3g s)",
+            "%s that wait form %s: %.1f batches a minute by what they advertise, with averages; a batch "
+            "takes %.1f to %.1f s (imbalance %.1f s)",
             counted(len(waiting), "volunteer"),
             counted(len(clusters.batch_s), "cluster"),
             60 * clusters.batches_per_s,
