@@ -29,6 +29,7 @@ from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, prepare_block
 from hetpeer.peer.process.home import Home
+from hetpeer.peer.transport.exchange import PassingState
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.ipc import block_commands as c
@@ -132,12 +133,25 @@ class Volunteer:
     async def _state(self, compute: Compute, spec: BlockSpec) -> str:
         """Load the block's initial state into the worker; its digest there."""
         manifest = self.files.run.manifest
-        fetcher = StateFetcher(
-            self.found.node, compute, self.files.membership_config.peers, len(manifest.optimizer_state)
-        )
+        reliable, kept = self.files.membership_config.peers, len(manifest.optimizer_state)
+        fetcher = StateFetcher(self.found.node, compute, reliable, kept, _NoCopies())
         digests = {spec.index: manifest.blocks[spec.index].state_digest}
         loaded = await fetcher.load(FetchState(TermView(term=1, view=0), 0, {}, digests), [spec])
         return loaded[spec.index]
+
+
+class _NoCopies:
+    """A newcomer has no copies of states."""
+
+    def own(self, version: int, block: int, digest: str) -> None:
+        """None: it is fetched."""
+
+    def keep(self, line: TermView, version: int, block: int, digest: str, state: PassingState) -> None:
+        """Nothing is kept: it is used once."""
+
+    def give_way(self) -> bool:
+        """Whether anything was dropped."""
+        return False
 
 
 class _Clock:

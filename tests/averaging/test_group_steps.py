@@ -114,7 +114,11 @@ def test_whoever_has_no_place_is_on_the_line_of_everybody_until_it_has_one():
     assert member.receive(m.Granted(line=mine, begin=0, end=2)) == [e.Prepare(0, 2)]
     assert member.line == mine
     again = m.Granted(line=mine.model_copy(update={"cluster": 5}), begin=0, end=1)
-    assert member.receive(again) == [], "it has a place"
+    assert member.receive(again) == [e.Prepare(0, 1)], "those that wait are divided anew"
+    assert member.line == again.line
+    late = mine.model_copy(update={"term": LINE.term - 1})
+    assert member.receive(m.Granted(line=late, begin=0, end=2)) == [], "of a term that is past"
+    assert member.line == again.line
 
 
 def test_a_state_of_another_cluster_is_not_vouched_for():

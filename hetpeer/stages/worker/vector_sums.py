@@ -221,7 +221,7 @@ class CodecLosses:
             return None
         data = into[: values.nbytes(len(piece))]
         try:
-            encode(codec, piece, len(piece), data)
+            encode(codec, piece, len(piece), data, squeeze=False)  # its length follows from the plan
         except LocalError:
             return None
         read = torch.empty(len(piece))
