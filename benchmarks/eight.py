@@ -75,7 +75,7 @@ class Way(NamedTuple):
 
     engine: str
     order: str
-    """Of the places, or that in which volunteers come."""
+    """The name of the order of places, or of arrival."""
     codec: str = "none"
 
     @property

@@ -1,4 +1,4 @@
-"""What one machine computes of a grouped run, read from its log and the volunteers' lines."""
+"""The script of one machine for a grouped run, read from its log and the volunteers' lines."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ MEANS = [(1, 1), (0, 2)]
 
 
 def lines(*without: tuple[int, int]) -> Evidence:
-    """What was signed of all updates but `without`; the mean was added from cluster 1 on."""
+    """Signed lines of all updates but `without`; the mean was added from cluster 1 on."""
     evidence = Evidence()
     for cluster, step in (*BATCHES, *MEANS):
         mean = {"cover": [["b", [1]], ["a", [0]]], "group": 1}

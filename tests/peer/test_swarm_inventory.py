@@ -247,7 +247,7 @@ def test_a_swarm_without_volunteers(run: RunDirectory) -> None:
 
 
 def test_departures_of_the_log_are_in_the_file(run: RunDirectory) -> None:
-    """Of a volunteer that the log has not named it says nothing: it counts as the mean of the others."""
+    """A volunteer that the log does not name has no figure: it counts as the mean of the others."""
     adverts = {name: volunteer(name=name, block_end=4) for name in (FRONT, BACK, NEW)}
     found = inventory(run.manifest, adverts, {FRONT: 2.0, BACK: 0.5})
     departures = devices_in(found.document(), "here").devices.departures

@@ -1,4 +1,4 @@
-"""What departures cost, and plans that weigh it."""
+"""Costs of departures, and plans that weigh them."""
 
 import math
 from dataclasses import replace

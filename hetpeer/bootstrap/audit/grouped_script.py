@@ -27,12 +27,12 @@ class Installed:
 
     step: int
     blocks: Sequence[BlockSum]
-    """What its holders signed, by block index."""
+    """Signed updates of its holders, by block index."""
 
 
 @dataclass(slots=True)
 class GroupedScript:
-    """What to compute, in order, and what came out in the run."""
+    """Computations in order, each with its result in the run."""
 
     tasks: list[dict[str, Any]] = field(default_factory=list)
     """Tasks of grouped_machine.py."""
@@ -185,7 +185,7 @@ class _Writer:
             self._reached(cluster, decision.step + 1)
 
     def _told(self, decision: Decision) -> list[list[AppliedEvent]]:
-        """What holders have signed on each block of an update."""
+        """Signed lines of the holders on each block of an update."""
         return [self._applied.get((*decision.key, block), []) for block in range(self._blocks)]
 
 

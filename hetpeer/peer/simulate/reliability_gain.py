@@ -1,4 +1,4 @@
-"""What a plan saves that weighs departures, beside the plan of the same devices that does not.
+"""Savings of a plan that weighs departures, beside the plan of the same devices that does not.
 
 Both are played with the same departures: a device leaves at the same times wherever it has a place.
 """

@@ -256,8 +256,8 @@ def init(
     outer: Annotated[
         OuterRule,
         typer.Option(
-            help="With --mode grouped: what becomes of a mean. none: it is the new parameters. nesterov: the "
-            "way to it is a gradient for Nesterov's momentum (DiLoCo), better after long intervals.",
+            help="With --mode grouped: parameters become the mean (none), or go further towards it with "
+            "momentum (nesterov, as DiLoCo).",
         ),
     ] = OuterRule.NONE,
     outer_learning_rate: Annotated[

@@ -56,7 +56,7 @@ def _lines(outcome: ScenarioOutcome) -> Iterator[str]:
 
 
 def _gained(gain: ReliabilityGain) -> Iterator[str]:
-    """What the planner expects of departures, and what its weight on them saved."""
+    """Lines on the departures that the planner expects, and on the savings by its weight on them."""
     expected, weighed, other = gain.expected, gain.weighed, gain.without
     costs = f"{expected.rollbacks:.2g} roll-backs and {expected.leftovers:.2g} leftovers an hour"
     yield f"{'expected':<10}{expected.step_s:.2f} s a step with departures: {costs}"
