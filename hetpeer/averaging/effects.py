@@ -293,7 +293,7 @@ class KeepCopy:
 class InstallAverage:
     """Set the parameters of `block` at `version` to `total`·`coefficient` → `Member.applied`.
 
-    What has changed since their copy was taken is added.
+    What has changed since their copy was taken is added. Versions from `needed` on are kept.
     """
 
     block: int
@@ -301,6 +301,7 @@ class InstallAverage:
     version: int
     total: Handle
     coefficient: float
+    needed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def test_it_sends_its_parameters_and_installs_the_mean():
         digests={0: "sum 0", 1: "sum 1"},
     )
     installs = inner(member.receive(commit))
-    assert installs == [e.InstallAverage(b, 1, STEP.number, f"sum {b}", 0.5) for b in (0, 1)]
+    needed = STEP.number + 1
+    assert installs == [e.InstallAverage(b, 1, STEP.number, f"sum {b}", 0.5, needed) for b in (0, 1)]
     member.applied(AT, 0, "after 0")
     effects = member.applied(AT, 1, "after 1")
     assert isinstance(effects[0], e.RecordApplied)
@@ -184,12 +185,44 @@ def test_a_delayed_averaging_goes_beside_a_step_and_is_installed_between_two():
     member.position.version = STEP.number + 1  # the step was committed and applied
     ended, *installs = member.receive(decided(STEP.number + 1))
     assert isinstance(ended, e.EndStep)
-    assert inner(installs) == [e.InstallAverage(b, 1, STEP.number + 1, f"sum {b}", 0.5) for b in (0, 1)]
+    assert inner(installs) == [
+        e.InstallAverage(b, 1, STEP.number + 1, f"sum {b}", 0.5, needed=STEP.number + 2) for b in (0, 1)
+    ]
     member.applied(AT, 0, "after 0")
     record, _, ended = member.applied(AT, 1, "after 1")
     assert (record.step.number, record.step.group) == (STEP.number + 1, GROUP)
     assert ended == e.EndStep(AT)
     assert (member.version, member.phase) == (STEP.number + 2, Phase.READY)
+
+
+def behind_the_mean(**more):
+    """Begin of a step that follows the one in progress and the mean."""
+    return step_begin(STEP.number + 2).model_copy(update={"behind": 2} | more)
+
+
+def test_a_mean_is_installed_between_two_steps_that_overlap():
+    member = voted_beside_a_step()
+    member.receive(behind_the_mean(mean=STEP.number + 1))
+    assert [step.id.number for step in member.work.steps] == [STEP.number, STEP.number + 2]
+    first = member.work.steps[0]
+    member.work.drop_step(first)  # it was committed and applied
+    member.position.version = STEP.number + 1
+    installs = member.receive(decided(STEP.number + 1))
+    assert inner(installs) == [
+        e.InstallAverage(b, 1, STEP.number + 1, f"sum {b}", 0.5, needed=STEP.number) for b in (0, 1)
+    ], "the step behind it is computed with the parameters that it began with"
+    assert len(installs) == 2, "and goes on"
+    member.applied(AT, 0, "after 0")
+    member.applied(AT, 1, "after 1")
+    assert (member.version, member.phase) == (STEP.number + 2, Phase.TRAINING)
+    assert [step.id.number for step in member.work.steps] == [STEP.number + 2]
+
+
+def test_a_step_behind_something_else_than_the_steps_in_progress_is_not_begun():
+    member = voted_beside_a_step()
+    effects = member.receive(behind_the_mean())
+    assert (member.phase, member.work.steps) == (Phase.SYNCING, [])
+    assert e.EndStep(AT) in effects
 
 
 def test_it_is_not_installed_into_another_version():

@@ -15,7 +15,7 @@ DEMAND = PlaceDemand(
     constants=1 << 20,
     activations=GIB,
     copies=GIB >> 1,
-    upkeep=Upkeep(behind=1),
+    upkeep=Upkeep(behind=1, means=1),
 )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from hetpeer.bootstrap.audit.grouped_script import GroupedScript
 from hetpeer.bootstrap.log.evidence import Evidence
+from hetpeer.bootstrap.log.history import Means
 from tests.bootstrap.test_replay import line
 
 HASH = "0" * 64
@@ -124,3 +125,29 @@ def test_a_mean_that_has_a_stranger_in_it_is_not_computed() -> None:
         event.cover.append(("c", [7]))
     script = GroupedScript.of(LOG, evidence, 1)
     assert not [task for task in script.tasks if task["do"] in ("average", "install")]
+
+
+def test_a_mean_is_installed_between_overlapping_steps() -> None:
+    """Step 3 of cluster 0 began with version 1, before step 1 was committed and the mean installed."""
+    log = [
+        founded(0),
+        founded(1),
+        commit(0, 0, 0),
+        commit(1, 0, 1),
+        average("average", 1, {0: 1, 1: 1}, {1: 1}),
+        commit(0, 1, 2, behind=1),
+        average("installed", 1, {0: 1, 1: 1}, {0: 2}),
+        commit(0, 3, 3, behind=2),
+    ]
+    evidence = Evidence()
+    for cluster, step, group in ((0, 0, 0), (1, 0, 0), (1, 1, 1), (0, 1, 0), (0, 2, 1), (0, 3, 0)):
+        mean = {"cover": [["b", [1]], ["a", [0]]], "group": group} if group else {"runs": [[2, 1], [1]]}
+        event = line(cluster=cluster, step=step, **mean)
+        evidence.applied[event.key].append(event)
+    script = GroupedScript.of(log, evidence, 1)
+    assert told(script)[-3:] == [("train", 0, 1), ("install", 0, 1), ("train", 0, 3)]
+    made = [task for task in script.tasks if task["do"] in ("train", "install") and task["cluster"] == 0]
+    assert [task["oldest"] for task in made] == [0, 1, 1, 4], "version 1 is needed to the end"
+    means = Means(log)
+    stale = [means.updates_behind(0, one["step"], one["behind"]) for one in log if "behind" in one]
+    assert stale == [0, 0, 1, 1]

@@ -53,7 +53,7 @@ class CheckedWorker(SimWorker):
             copy = self._copies.get(work.block, before)
             return self._numerics.install(before, total, work.coefficient, copy)
 
-        self._update(step, work.block, work.version, after, work.version + 1)
+        self._update(step, work.block, work.version, after, work.needed)
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
         if not work.tied:

@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie
+from hetpeer.bootstrap.log.history import Means
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.checked_symbols import CheckedNumerics, CheckedSymbols
@@ -45,6 +47,8 @@ class HistoryOutcome:
     """Kinds of records in its log."""
     overlapped: int
     """Committed steps that began before the step before them was committed."""
+    across: int
+    """Committed steps that began before a mean that was installed before their own update."""
 
     @property
     def caught(self) -> bool:
@@ -60,9 +64,23 @@ class HistoryOutcome:
     def of(cls, seed: int, violation: str | None, swarm: CheckedSwarm) -> HistoryOutcome:
         """Result of the history of `swarm`."""
         kinds = frozenset(record["kind"] for record in swarm.log)
-        overlapped = sum(record.get("behind", 0) > 0 for record in swarm.log)
+        steps = [record for record in swarm.log if record["kind"] == "commit"]
+        behind = [record.get("behind", 0) for record in steps]
+        updates = updates_behind(swarm.log)
+        overlapped = sum(versions > 0 for versions in behind)
+        across = sum(versions > stale for versions, stale in zip(behind, updates, strict=True))
         world = swarm.world
-        return cls(seed, violation, swarm.faults, world.events, world.now, kinds, overlapped)
+        return cls(seed, violation, swarm.faults, world.events, world.now, kinds, overlapped, across)
+
+
+def updates_behind(log: Sequence[Mapping[str, Any]]) -> list[int]:
+    """By how many updates the parameters of each committed step were behind, in the log's order."""
+    means = Means(log)
+    return [
+        means.updates_behind(record.get("cluster", 0), record["step"], record.get("behind", 0))
+        for record in log
+        if record["kind"] == "commit"
+    ]
 
 
 TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)

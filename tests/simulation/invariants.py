@@ -42,6 +42,9 @@ Digests = Mapping[int, str]
 class Checks(SimObserver):
     """Watches one history of a run, and counts in `coverage` what it reaches."""
 
+    more_versions = 0
+    """Versions of a block that a volunteer may keep beside those of steps that overlap."""
+
     def __init__(self, numerics: CheckedNumerics, config: HistoryConfig, coverage: Coverage) -> None:
         self._coverage = coverage
         self._numerics = numerics
@@ -139,11 +142,14 @@ class Checks(SimObserver):
             work = work_in((cover.slots for cover in summed.values()), sizes)
             require(work == self._given[commit], f"{commit} gives {self._given[commit]}, and counts {work}")
 
-    def is_fresh_enough(self, step: int, batch: int, record: Mapping[str, Any]) -> None:
-        """Check that the parameters of a committed step are of a version that existed and is not too old."""
-        behind = record.get("behind", 0)
+    def is_fresh_enough(self, step: int, batch: int, record: Mapping[str, Any], means: int = 0) -> None:
+        """Check that the parameters of a committed step are of a version that existed and is not too old.
+
+        `means`: versions since then that were made by installing a mean.
+        """
+        behind = record.get("behind", 0) - means
         most = min(step, self._staleness) if batch >= self._fresh else 0
-        require(0 <= behind <= most, f"step {step} is {behind} versions behind")
+        require(0 <= behind <= most, f"step {step} is {behind} updates behind")
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         """`volunteer` has applied a committed update to the states `before`."""
@@ -169,7 +175,9 @@ class Checks(SimObserver):
     def keeps(self, volunteer: str, versions: int, steps: int) -> None:
         """`volunteer` keeps so many versions of a block, and works on so many steps."""
         most = self._staleness + 1
-        require(versions <= most, f"{volunteer} keeps {versions} versions of a block, and {most} are enough")
+        enough = most + self.more_versions
+        too_many = f"{volunteer} keeps {versions} versions of a block, and {enough} are enough"
+        require(versions <= enough, too_many)
         require(steps <= most, f"{volunteer} works on {steps} steps, and {most} may overlap")
 
     def planned(self, roster: Collection[str], plan: m.Plan) -> None:

@@ -47,13 +47,19 @@ BATCHES = 12
 
 
 def simulate(
-    seed: int, *, faults: int, config: HistoryConfig | None = None, interval: int | None = None
+    seed: int,
+    *,
+    faults: int,
+    config: HistoryConfig | None = None,
+    interval: int | None = None,
+    delayed: bool | None = None,
 ) -> HistoryOutcome:
     """One history with the symbolic model; a violation is in the outcome.
 
-    `interval`: by default the one of INTERVALS whose turn it is.
+    `interval`, `delayed`: by default the one of INTERVALS whose turn it is, and every other four seeds.
     """
-    interval, delayed = interval or INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
+    interval = interval or INTERVALS[seed // 2 % 2]
+    delayed = bool(seed // 4 % 2) if delayed is None else delayed
     shaped = config or replace(shape(seed), steps=BATCHES)
     if delayed:
         enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
@@ -85,6 +91,8 @@ def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
 
 class GroupedChecks(Checks):
     """Invariants of one history of a grouped run."""
+
+    more_versions = 1
 
     def __init__(self, numerics: Any, config: HistoryConfig, coverage: Coverage) -> None:
         super().__init__(numerics, config, coverage)
@@ -120,7 +128,10 @@ class GroupedChecks(Checks):
             case "commit":
                 batch, step = record["batch"], record["step"]
                 self._grows(cluster, step)
-                self.is_fresh_enough(step - self._base[cluster], batch, record)
+                versions = range(step - record.get("behind", 0), step)
+                means = sum((cluster, number) in self._averages for number in versions)
+                require(means <= 1, f"step {step} began {means} means ago")
+                self.is_fresh_enough(step - self._base[cluster], batch, record, means)
                 ids = self.counts(batch)
                 exact = self._numerics.check_loss(batch, ids, record["loss"])
                 require(exact, f"batch {batch} has the loss {record['loss']}")

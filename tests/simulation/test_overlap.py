@@ -83,7 +83,7 @@ def test_steps_that_overlap_sooner_than_they_may_are_caught(monkeypatch):
     monkeypatch.setattr(HistoryConfig, "coordinator", lambda *args: replace(settings(*args), fresh_steps=0))
     outcomes = (simulate(seed, Coverage(), faults=FAULTS, steps=STEPS) for seed in WITH_FRESH_STEPS)
     found = [outcome.violation or "" for outcome in outcomes]
-    assert all("versions behind" in violation for violation in found), found
+    assert all("updates behind" in violation for violation in found), found
 
 
 class Deaths:

@@ -171,6 +171,34 @@ async def test_a_delayed_average_keeps_what_was_trained_since_its_copy(holder, a
     assert (await exported()).tobytes() == mean.tobytes(), "nothing was trained since: it is the mean"
 
 
+async def test_a_mean_leaves_the_work_under_way_as_it_is(holder, arena):
+    """Kept graphs, slots, and the parameters with which a step began: its sum has the same bits."""
+    undisturbed = Holder(submitter(cpu_engine(arena)), arena, holder.blocks)
+    await undisturbed.load(MODEL)
+    sums = []
+    for one in (holder, undisturbed):
+        one.step = 1
+        data = {n: one.put(x) for n, x in microbatch(3).items()}
+        common = {"begin": 0, "end": len(one.blocks), "batch": 2, "draw": DRAW, "data": data}
+
+        async def forward(task, one=one, common=common):
+            await one.submit(c.Forward(step=1, version=0, task=task, **common))
+
+        await forward("before")
+        await one.backward("before", 0)
+        await forward("across")
+        if one is holder:
+            for spec in one.blocks:
+                total = one.put(np.full(spec.vector_count, 0.5, np.float32))
+                how = v.Install(block=spec.index, total=total, coefficient=1.0, plan=1, needed=0)
+                assert (await one.submit(how)).version == 1
+        await one.backward("across", 0)
+        await forward("after")
+        await one.backward("after", 0)
+        sums.append([one.floats(await one.export(spec, 0)).tobytes() for spec in one.blocks])
+    assert sums[0] == sums[1]
+
+
 async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
     """s of p is sent, the sum is rounded as well, and p + (m - s) is installed; under another plan nothing
     is.

@@ -24,7 +24,13 @@ from hetpeer.stages.pipeline.place_memory import (
 )
 
 NONE, HOST, DISK = Offload
-upkeeps = st.builds(Upkeep, kept=st.integers(0, 12), behind=st.integers(0, 3), in_state=st.integers(0, 5))
+upkeeps = st.builds(
+    Upkeep,
+    kept=st.integers(0, 12),
+    behind=st.integers(0, 3),
+    means=st.integers(0, 1),
+    in_state=st.integers(0, 5),
+)
 amounts = st.integers(0, 1 << 12)
 numbers = st.integers(0, 1 << 8)
 demands = st.builds(

@@ -17,6 +17,8 @@ SMOOTH = 0.2
 """Weight of the last iteration, or averaging, in the moving mean."""
 WAITED = 0.05
 """Largest window, as a share of an iteration."""
+FREE = 1.0
+"""The same where workers train on while they wait."""
 AVERAGED = 0.05
 """Share of a worker's time that averaging may cost."""
 MOST = 16

@@ -273,17 +273,18 @@ class Member:
     def _follows(self, message: m.Begin) -> bool:
         """Whether just the steps that `message`'s step overlaps are in progress; true if it overlaps none."""
         overlapped = range(message.step - message.behind, message.step)
-        return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
+        steps = [number for number in overlapped if number != message.mean]
+        return not overlapped or [step.id.number for step in self.work.steps] == steps
 
     def _begin_averaging(self, message: m.Begin) -> list[Effect]:
-        """Begin an averaging of our version. The phase stays if it is delayed: steps go on beside it."""
+        """Begin an averaging of our version. If it is delayed, steps go on beside it, and the phase stays."""
         number, work = (message.line.term, message.group), self.work
         if number <= self.position.group or not self._may_begin(message):
             return []
         self.position.group = number
-        effects = work.drop_all()
         if message.step != self.version:
-            return [*effects, self._sync()]
+            return [*work.drop_all(), self._sync()]
+        effects = work.drop_averaging() if message.delayed else work.drop_all()
         assert self.place is not None
         work.averaging = HeldStep(self.me, self.place, message, self._shape, work.worker_queue)
         self.phase = self.phase if message.delayed else Phase.TRAINING
@@ -328,9 +329,9 @@ class Member:
             return [*work.drop_all(), self._sync()]
         self.phase = Phase.APPLYING
         self.loss = self.loss if message.loss is None else message.loss
-        # A step beside an averaging was of evaluation alone: no message says when that is over.
-        ended = work.drop_steps() if message.group else []
-        return [*ended, *step.apply(message, work.oldest_base_after(step))]
+        # A step of this number was of evaluation alone: no message says when that is over.
+        ended = work.drop_steps(message.step) if message.group else []
+        return [*ended, *step.apply(message, work.oldest_base_after(step, message.step))]
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:
         """Note that `block` is at version `step` + 1 with `digest`: its update or average is installed."""

@@ -219,7 +219,7 @@ class StepVote:
         if self._averages:
             return self._wrap(
                 [
-                    InstallAverage(b, commit.plan, commit.step, gradients[b], commit.coefficient)
+                    InstallAverage(b, commit.plan, commit.step, gradients[b], commit.coefficient, oldest)
                     for b in self._blocks
                 ]
             )

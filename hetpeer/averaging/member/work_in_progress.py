@@ -159,9 +159,10 @@ class WorkInProgress:
         self.steps.remove(step)
         return self._ended(step)
 
-    def drop_steps(self) -> list[Effect]:
-        """End all steps; an averaging goes on."""
-        return [effect for step in list(self.steps) for effect in self.drop_step(step)]
+    def drop_steps(self, last: int | None = None) -> list[Effect]:
+        """End all steps, up to number `last` if given; an averaging goes on."""
+        over = [step for step in self.steps if last is None or step.id.number <= last]
+        return [effect for step in over for effect in self.drop_step(step)]
 
     def drop_averaging(self) -> list[Effect]:
         """End the averaging, if there is one."""
@@ -178,10 +179,10 @@ class WorkInProgress:
         self._early.forget(held.wire_id)
         return [EndStep(held.id)]
 
-    def oldest_base_after(self, step: HeldStep) -> int:
-        """The oldest version of parameters that is still computed with once `step` has been applied."""
-        later = [one.id.base for one in self.steps if one is not step]
-        return min(later, default=step.id.number + 1)
+    def oldest_base_after(self, held: HeldStep, number: int) -> int:
+        """The oldest version that is computed with once `held` has been applied as step `number`."""
+        later = [one.id.base for one in self.steps if one is not held]
+        return min(later, default=number + 1)
 
     def share_worker(self) -> list[Effect]:
         """Start the work that the steps in progress may give to the worker now.

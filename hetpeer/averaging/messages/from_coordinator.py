@@ -142,6 +142,10 @@ class Begin(OfStep):
     """Versions by which the parameters that the step is computed with are older than version `step`, which
     its update is applied to (docs/asynchronous.md).
     """
+    mean: Count | None = None
+    """The one of those versions that is made by installing the mean of the averaging beside the steps, and by
+    no step; None: there is none. Since version 5.
+    """
     entry: Count = 0
     """0 at the step's beginning; n for the n-th volunteer that comes in while it runs."""
     ticket: Ticket = b""

@@ -19,6 +19,8 @@ OLDEST_VERSION: Final = WIRE_VERSION - 1
 """The oldest wire version that this version speaks."""
 SAYS_ORDER: Final = 5
 """The first wire version in which a report of a slot has its ids in the order in which they were added."""
+MEANS_BESIDE: Final = 5
+"""The first wire version whose volunteers install a mean while steps overlap."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_KIND: Final = 64
 MOST_MARKS: Final = 128
@@ -205,11 +207,12 @@ class Place(Schema):
     memory_bytes: Count
     """Bytes that its blocks take with everything in one memory."""
     numbers: Count = 0
-    """Elements of its vectors. This and the next nine fields say what the blocks take with each kind of
+    """Elements of its vectors. This and the next ten fields say what the blocks take with each kind of
     offload; a coordinator that does not know them leaves them out.
     """
     kept: Count = 0
     behind: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
+    means: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
     in_state: Annotated[int, Field(ge=0, lt=1 << 10)] = 0
     halved: Count = 0
     looked_up: Count = 0
@@ -242,7 +245,7 @@ class Place(Schema):
             copies=min(self.copy_bytes, self.activation_bytes),
             halved=min(self.halved, self.numbers),
             looked_up=min(self.looked_up, self.numbers),
-            upkeep=Upkeep(kept=self.kept, behind=self.behind, in_state=self.in_state),
+            upkeep=Upkeep(kept=self.kept, behind=self.behind, means=self.means, in_state=self.in_state),
         )
 
 
@@ -253,6 +256,7 @@ def demand_fields(demand: PlaceDemand) -> dict[str, int]:
         "numbers": demand.numbers,
         "kept": demand.upkeep.kept,
         "behind": demand.upkeep.behind,
+        "means": demand.upkeep.means,
         "in_state": demand.upkeep.in_state,
         "halved": demand.halved,
         "looked_up": demand.looked_up,

@@ -22,7 +22,7 @@ from hetpeer.bootstrap.audit.log_checks import (
 )
 from hetpeer.bootstrap.log.contributions import Contribution, ContributionLog, Tally
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, Key, LeftoverEvent
-from hetpeer.bootstrap.log.history import Decision, History, Record, decisions_of
+from hetpeer.bootstrap.log.history import Decision, History, Means, Record, decisions_of
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.moves import Move
 from hetpeer.bootstrap.log.record_log import in_use, read_log
@@ -146,7 +146,7 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     over = not served and _is_over(training.steps, surviving, records)
     told, awaited = (surviving, []) if over else _told(surviving, said.applied, blocks)
     verdict.awaited = sum(one.trains for one in awaited)
-    _check_steps(run.manifest, told, heard, verdict)
+    _check_steps(run.manifest, told, heard, Means(records), verdict)
     plan = run.weighted_plan()
     for one in told:
         weights = plan.training_weights(one.batch) if one.skipped else ()
@@ -169,6 +169,7 @@ def _check_steps(
     manifest: Manifest,
     surviving: Sequence[Decision],
     heard: MajorityStatements,
+    means: Means,
     verdict: AuditVerdict,
 ) -> None:
     """F1 to F3: count the microbatches of each step in the result, and the clusters of each averaging."""
@@ -181,10 +182,11 @@ def _check_steps(
         nothing = "not everything has been told yet of any committed step"
         verdict.complain(nothing if verdict.awaited else "no step was committed")
     for one in trained:
-        verdict.staleness[one.behind] = verdict.staleness.get(one.behind, 0) + 1
+        stale = means.updates_behind(one.cluster, one.step, one.behind)
+        verdict.staleness[stale] = verdict.staleness.get(stale, 0) + 1
         batch = one.step if manifest.averaging is None else one.batch  # an exact one's batch is its step
-        if not 0 <= one.behind <= manifest.training.most_behind(one.step, batch):
-            verdict.complain(f"{one} is of parameters {one.behind} updates old", "S1")
+        if one.behind < 0 or stale > manifest.training.most_behind(one.step, batch):
+            verdict.complain(f"{one} is of parameters {stale} updates old", "S1")
     for one in surviving:
         expected = {*microbatches} - {*one.skipped} if one.trains else one.clusters
         tallies = []

@@ -23,6 +23,8 @@ from hetpeer.bootstrap.audit.one_machine import CPU, OneMachine, digest_of_sum, 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import initial_record
 from hetpeer.stages.block.arithmetic import arithmetic_of
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.vector_commands import Install
 
 
 class GroupedMachine:
@@ -116,8 +118,15 @@ class GroupedMachine:
     def _installs(self, task: Mapping[str, Any]) -> dict[str, Any]:
         group, blocks = task["group"], self._clusters[task["cluster"]].blocks
         totals = self._means[group]
-        for held, total in zip(blocks, totals, strict=True):
-            held.install(total, 1.0 / task["of"], task["plan"])
+        for block, (held, total) in enumerate(zip(blocks, totals, strict=True)):
+            how = Install(
+                block=block,
+                total=Extent(0, 0),
+                coefficient=1.0 / task["of"],
+                plan=task["plan"],
+                needed=task["oldest"],
+            )
+            held.install(total, how)
             held.drop_copy()
         self._install[group] -= 1
         if not self._install[group]:

@@ -75,8 +75,8 @@ class _Writer:
         """Groups whose mean it has."""
         self._stored: Version | None = None
         """The last checkpoint; None: the initial parameters."""
-        self._trained: defaultdict[int, list[tuple[dict[str, Any], int]]] = defaultdict(list)
-        """Cluster → its tasks that train, each with the version of the gradient."""
+        self._made: defaultdict[int, list[tuple[dict[str, Any], int, int]]] = defaultdict(list)
+        """Cluster → its tasks that make a version, each with the number of that and the oldest it needs."""
         averages = [record for record in records if record["kind"] == "average"]
         self._copied = {(cluster, version) for record in averages for cluster, version in record["clusters"]}
         evaluations = [record for record in records if record["kind"] == "evaluation"]
@@ -108,11 +108,10 @@ class _Writer:
                     self._task(do="end", cluster=cluster)
                 case _:
                     pass
-        for tasks in self._trained.values():
+        for tasks in self._made.values():
             oldest = None
-            for task, base in reversed(tasks):
-                after = task["step"] + 1
-                task["oldest"] = after if oldest is None else min(oldest, after)
+            for task, made, base in reversed(tasks):
+                task["oldest"] = made if oldest is None else min(oldest, made)
                 oldest = base if oldest is None else min(oldest, base)
 
     def _task(self, **task: Any) -> int:
@@ -145,7 +144,7 @@ class _Writer:
             return
         step = replay_step(commit, decision, [block_sum(events) for events in told], self._arithmetics)
         task = self._task(do="train", cluster=cluster, **step.work())
-        self._trained[cluster].append((self._script.tasks[task], base))
+        self._made[cluster].append((self._script.tasks[task], decision.step + 1, base))
         self._script.expected[task] = cluster, step
         self._reached(cluster, decision.step + 1)
 
@@ -181,6 +180,7 @@ class _Writer:
                 of=len(decision.clusters),
                 states=[block.state for block in blocks],
             )
+            self._made[cluster].append((self._script.tasks[task], decision.step + 1, decision.step))
             self._script.expected[task] = cluster, Installed(step=decision.step, blocks=blocks)
             self._reached(cluster, decision.step + 1)
 

@@ -289,13 +289,17 @@ class Machine:
             return effects + self.at_barrier(now)
         wanted = self.rebalancing.pending or bool(self._context.members.leaving())
         effects += self.checkpoints.begin(wanted=wanted)
+        return [*effects, *self._next(now)]
+
+    def _next(self, now: float) -> list[Effect]:
+        """Go on with the steps that run: the first one is the next to be committed, unless a mean is."""
         following = self.steps.first
-        return [
-            *effects,
-            *self.overlap(now),
-            *following.comes_next(now),
-            *self.follow(following, now),
-        ]
+        return [*self.overlap(now), *following.comes_next(now), *self.follow(following, now)]
+
+    def installed(self, now: float) -> list[Effect]:
+        """A mean was installed, which made the newest version: go on with the steps beside it, if any."""
+        self.steps.installed()
+        return self._next(now) if self.steps else self.at_barrier(now)
 
     # ── in every state: what holders say of their states ────────────────────────────────────────────────────
 

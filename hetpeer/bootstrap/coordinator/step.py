@@ -23,7 +23,10 @@ from hetpeer.dht.base.errors import ProtocolError
 
 
 class CoordinatedStep:
-    """The next step, with the members that are ready now; `behind`: steps to be committed before it."""
+    """The next step, with the members that are ready now.
+
+    `behind`: versions to be made before it; `mean`: the one among them that installs a mean, if any.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class CoordinatedStep:
         timeouts: AdaptiveTimeouts,
         now: float,
         behind: int = 0,
+        mean: int | None = None,
     ) -> None:
         config, members = context.config, context.members
         self._context = context
@@ -41,6 +45,7 @@ class CoordinatedStep:
         self.number = context.history.version + behind
         self.behind = behind
         """Number of versions by which the step's parameters are older than `number`."""
+        self._mean = mean
         self.batch = work.batch
         self.workers = work.workers
         self._work = work
@@ -110,6 +115,7 @@ class CoordinatedStep:
             tasks=tasks,
             target=self._targets.get(peer, max(self._targets.values(), default=0.0)),
             behind=self.behind,
+            mean=self._mean,
             entry=entry,
             weights=self._told if self.roster[peer][1] == self._blocks else (),
         )

@@ -22,6 +22,8 @@ class StepQueue:
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
         self._steps: list[CoordinatedStep] = []
+        self.mean: int | None = None
+        """Number of the mean that is to be installed among the steps, by their order; None: there is none."""
         self.timeouts = AdaptiveTimeouts()
         """Timeouts of the steps, which adapt to this swarm."""
 
@@ -42,6 +44,11 @@ class StepQueue:
         alone = self._steps[0] if len(self._steps) == 1 else None
         return None if alone is None or alone.behind else alone
 
+    @property
+    def mean_is_next(self) -> bool:
+        """Whether a mean is to be installed before the first step is committed."""
+        return self.mean is not None and self.mean == self._context.history.version
+
     def numbered(self, number: int | None) -> CoordinatedStep | None:
         """The step with this number."""
         return next((step for step in self._steps if step.number == number), None)
@@ -50,9 +57,21 @@ class StepQueue:
 
     def open(self, work: NextStep, now: float) -> list[Effect]:
         """Begin a step, beside those under way if there are any."""
-        step = CoordinatedStep(self._context, work, self.timeouts, now, behind=len(self._steps))
+        version = self._context.history.version
+        taken = [step.number for step in self._steps] + ([] if self.mean is None else [self.mean])
+        number = max(taken, default=version - 1) + 1
+        if work.after_mean:
+            self.mean = number
+            number += 1
+        step = CoordinatedStep(
+            self._context, work, self.timeouts, now, behind=number - version, mean=self.mean
+        )
         self._steps.append(step)
         return step.begin()
+
+    def installed(self) -> None:
+        """Note that the mean is installed."""
+        self.mean = None
 
     @property
     def may_overlap(self) -> bool:
@@ -84,14 +103,17 @@ class StepQueue:
         """Give up all steps. Returns the log fields that say so."""
         trained = [step for step in self._steps if step.ledger.ids]
         self._steps.clear()
+        self.mean = None
         return {"given_up": [given_up(step) for step in trained]} if trained else {}
 
     def tick(self, now: float) -> list[Effect]:
         """Check the timeouts of the first step; the others' work comes after its.
 
         Where it stands still after its work was handed out again, a younger step's work may block some
-        holder's window or memory. Then that is handed out again, too.
+        holder's window or memory. Then that is handed out again, too. No step is late for a mean's sake.
         """
+        if self.mean_is_next:
+            return []
         first, *younger = self._steps
         if not first.is_overdue(now):
             return first.tick(now)

@@ -3,7 +3,8 @@
 Pure. A cluster takes part in one averaging at a time, and trains `interval` batches between two of them. An
 averaging has plans and votes as a step has. Clusters that fall apart are left out of the next plan. It always
 ends in a decision, even if only one cluster is left. A decided mean is *promised* to its clusters: each
-installs it between two steps (docs/averaging.md, "Delayed averagings").
+installs it between two steps (docs/averaging.md, "Delayed averagings"), or in its place among steps that
+overlap (mean_order.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 
 
 class AveragingRound:
-    """Group `number` of clusters, all whole and between two steps; `delayed`: they train on meanwhile."""
+    """Group `number` of clusters, all whole; `delayed`: they train on meanwhile."""
 
     def __init__(
         self,
@@ -186,6 +187,8 @@ class Averagings:
         """Cluster → the version from which its training counts: when it was founded, joined a group or went
         on alone, plus one for each averaging that it has installed since.
         """
+        self.took_s = 0.0
+        """Seconds of the last averaging; 0 before the first."""
         self._groups = 0
         """Number of the last group; no number is used twice."""
         self._timeouts = AdaptiveTimeouts()
@@ -196,6 +199,7 @@ class Averagings:
         match record["kind"]:
             case "average" | "installed":
                 self._groups = max(self._groups, record["group"])
+                self.took_s = float(record.get("seconds", 0.0))
                 self._since |= dict(record["clusters"] if record["kind"] == "average" else ())
                 for cluster, _ in record["installed"]:
                     self._since[cluster] += 1
@@ -221,14 +225,18 @@ class Averagings:
         """Whether `cluster` takes part in an averaging, or will install one."""
         return cluster in self._rounds or cluster in self.promised
 
-    def stops(self, cluster: int) -> bool:
-        """Whether `cluster` must not train: its own parameters are averaged, or it will install a mean."""
+    def stands_still(self, cluster: int) -> bool:
+        """Whether `cluster` must not train: its own parameters are averaged, and no copy of them."""
         one = self._rounds.get(cluster)
-        return cluster in self.promised or (one is not None and not one.delayed)
+        return one is not None and not one.delayed
+
+    def trained(self, cluster: int, version: int) -> int:
+        """Batches that `cluster` has trained at `version` since its last group."""
+        return version - self._since.get(cluster, 0)
 
     def due(self, cluster: int, version: int) -> bool:
         """Whether `cluster`, at `version`, has trained enough batches since its last group."""
-        return version - self._since.get(cluster, 0) >= self._interval
+        return self.trained(cluster, version) >= self._interval
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 

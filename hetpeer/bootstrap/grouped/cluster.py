@@ -78,6 +78,16 @@ class Cluster:
         """Whether the cluster is at a step barrier."""
         return self.context.state in AT_BARRIER
 
+    @property
+    def mean(self) -> int | None:
+        """Version at which the mean of its averaging is to be installed, as steps have begun behind it."""
+        return self._machine.steps.mean
+
+    @property
+    def takes_mean(self) -> bool:
+        """Whether a mean can be installed now: between two steps, or where one was given its place."""
+        return self.at_rest or self._machine.steps.mean_is_next
+
     def has_room(self, place: tuple[int, int]) -> bool:
         """Whether `place` is an open place of the cluster."""
         free = any(p.open and (p.begin, p.end) == place for p in self.members.places())
@@ -133,8 +143,8 @@ class Cluster:
         return self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
-        """Cross the barrier if no step runs: there may be something to do again."""
-        return self._machine.at_barrier(now) if self.at_rest else []
+        """Cross the barrier, or begin a step beside those that run: there may be something to do again."""
+        return self._machine.at_barrier(now) if self.at_rest else self._machine.overlap(now)
 
     def moves_on(self) -> None:
         """Keep the agreed digests of this version: an averaging is about to make the next one."""
@@ -147,7 +157,7 @@ class Cluster:
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
         self._machine.steps.timeouts.committed()
         self.members.outdate(roster)
-        return [*told, *self.go_on(now)]
+        return [*told, *self._machine.installed(now)]
 
     def fence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """Fence `peers` for the reason `why`."""

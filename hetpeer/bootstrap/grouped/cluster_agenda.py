@@ -15,6 +15,7 @@ from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
+from hetpeer.bootstrap.grouped.mean_order import MeanOrder
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
@@ -92,6 +93,7 @@ class ClusterAgendas:
         self._clusters = clusters
         self._batches = batches
         self._averagings = averagings
+        self.order = MeanOrder(config, averagings)
 
     # ── opening clusters ────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,12 +128,12 @@ class ClusterAgendas:
     def take(self, number: int, ahead: int) -> NextStep | None:
         """The next work of `number`, beside `ahead` steps under way."""
         cluster = self._clusters[number]
-        if self._averagings.stops(number):
-            return None
         if self._ending:
             evaluates = cluster is self.heir and not self._evaluated and not ahead
+            evaluates = evaluates and not self._averagings.busy(number)
             return NextStep(self._config.steps, trains=False, evaluates=True) if evaluates else None
-        if self._averagings.due(number, cluster.history.version + ahead):
+        after_mean = self.order.after_mean(cluster, ahead)
+        if after_mean is None:
             return None
         batch = self._batches.take(number)
         if batch is None:
@@ -142,7 +144,8 @@ class ClusterAgendas:
             return None
         averages = cluster.history.averages
         last = len(averages[max(averages)]["clusters"]) if averages else 1
-        return NextStep(batch, evaluates=due, workers=last if self._config.corrected else 1)
+        workers = last if self._config.corrected else 1
+        return NextStep(batch, evaluates=due, workers=workers, after_mean=after_mean)
 
     def saves(self, number: int) -> bool:
         """Whether `number` is to store its parameters now; nobody does while others fetch a checkpoint."""

@@ -169,21 +169,23 @@ class ClusterEvents:
         record = self._averagings.decided(now)
         if record is None:
             return []
-        self._queue.averaged(record["seconds"])
-        return self._log_average(record, "average", [number for number, _ in record["clusters"]], now)
+        numbers = [number for number, _ in record["clusters"]]
+        if not all(self._agendas.order.overlaps(self._clusters[number]) for number in numbers):
+            self._queue.averaged(record["seconds"])  # of those that never stop, nobody waits less for it
+        return self._log_average(record, "average", numbers, now)
 
     def _install(self, now: float) -> list[Effect]:
-        """Install a decided mean in a cluster that stands between two steps now."""
+        """Install a decided mean in a cluster that stands between two steps, or has come to its place."""
         for number, record in self._averagings.promised.items():
-            if self._clusters[number].at_rest:
+            if self._clusters[number].takes_mean:
                 return self._log_average(record, "installed", (number,), now)
         return []
 
     def _log_average(
         self, record: Mapping[str, Any], kind: str, clusters: Iterable[int], now: float
     ) -> list[Effect]:
-        """Log an averaging and install it in those of `clusters` that stand between two steps."""
-        ready = [self._clusters[number] for number in clusters if self._clusters[number].at_rest]
+        """Log an averaging and install it in those of `clusters` that can take a mean now."""
+        ready = [self._clusters[number] for number in clusters if self._clusters[number].takes_mean]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
         held = held_in_averaging({cluster.number: cluster.members.roster() for cluster in ready})
         for cluster in ready:
@@ -210,7 +212,8 @@ class ClusterEvents:
     def _is_ready(self, cluster: Cluster) -> bool:
         """Whether `cluster` has trained enough batches since its last group, and may join another."""
         due = self._averagings.due(cluster.number, cluster.history.version)
-        return due and not self._averagings.busy(cluster.number) and cluster.whole and cluster.at_rest
+        free = due and not self._averagings.busy(cluster.number) and cluster.whole
+        return free and (cluster.at_rest or self._agendas.order.overlaps(cluster))
 
     def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
         """Let `groups` average, without clusters that have fallen apart meanwhile."""
@@ -228,7 +231,7 @@ class ClusterEvents:
         for alone in members if len(members) == 1 else ():
             self._averagings.skip(alone.number, alone.history.version)
         for cluster in members:
-            if not self._averagings.stops(cluster.number):
+            if not self._averagings.stands_still(cluster.number):
                 effects += self.by(cluster, cluster.go_on(now))
         return effects
 

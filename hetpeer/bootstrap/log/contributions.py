@@ -16,7 +16,7 @@ from typing import Any
 
 from hetpeer.bootstrap.log import unused_work
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
-from hetpeer.bootstrap.log.history import Decision, Record
+from hetpeer.bootstrap.log.history import Decision, Means, Record
 
 USED, LATE, LOST = "used", "late", "lost"
 DUPLICATE, AFTERWARDS = "duplicate", "afterwards"
@@ -85,6 +85,7 @@ class ContributionLog:
         early: int | None = None,
     ) -> None:
         self._records = records
+        self._means = Means(records)
         self._surviving = {one.key for one in surviving if one.trains}
         self._applied = applied
         self._microbatches = range(microbatches)
@@ -123,7 +124,7 @@ class ContributionLog:
             cluster = record.get("cluster", 0)
             match record["kind"]:
                 case "commit":
-                    one = steps[cluster, record["step"]] = _of(record, cluster, record["view"])
+                    one = steps[cluster, record["step"]] = self._of(record, cluster, record["view"])
                     yield from self._committed(one, record)
                     yield from self._late_and_lost(one, record, REDONE)
                     for step, late in record.get("afterwards", ()):
@@ -131,10 +132,24 @@ class ContributionLog:
                             yield from self._named(steps[cluster, step], late, LATE, AFTERWARDS)
                 case "rollback" | "dissolved" | "halt":
                     for step in record.get("given_up", ()):
-                        yield from self._late_and_lost(_of(step, cluster, view), step, GIVEN_UP)
+                        yield from self._late_and_lost(self._of(step, cluster, view), step, GIVEN_UP)
                     view = record.get("view", view)
                 case _:
                     pass
+
+    def _of(self, record: Record, cluster: int, view: int) -> Contribution:
+        """Contribution of id 0 to the step of `record`, as used."""
+        behind = record.get("behind", 0)
+        return Contribution(
+            cluster=cluster,
+            view=view,
+            step=record["step"],
+            batch=record["batch"],
+            id=0,
+            base=record["step"] - behind,
+            staleness=self._means.updates_behind(cluster, record["step"], behind),
+            state=USED,
+        )
 
     def _survives(self, record: Record) -> bool:
         if record["kind"] != "commit":
@@ -179,21 +194,6 @@ class ContributionLog:
         copies = self._copies[one.cluster]
         place = bisect_right(copies, one.step, key=lambda copy: copy[0])
         return copies[place][1] if place < len(copies) else None
-
-
-def _of(record: Record, cluster: int, view: int) -> Contribution:
-    """Contribution of id 0 to the step of `record`, as used."""
-    behind = record.get("behind", 0)
-    return Contribution(
-        cluster=cluster,
-        view=view,
-        step=record["step"],
-        batch=record["batch"],
-        id=0,
-        base=record["step"] - behind,
-        staleness=behind,
-        state=USED,
-    )
 
 
 def _peers(said: Sequence[Sequence[AppliedEvent]]) -> Mapping[int, Collection[str]]:

@@ -217,7 +217,7 @@ class Decision:
     digests: Mapping[int, str]
     """Block → digest of the sum to apply."""
     behind: int = 0
-    """Staleness of the gradient, in updates."""
+    """Staleness of the gradient, in versions; a mean may be among them (`Means`)."""
     batch: int = 0
     """Batch that was trained."""
     clusters: frozenset[int] = frozenset()
@@ -269,3 +269,16 @@ def decisions_of(record: Record) -> Iterator[Decision]:
                 )
         case _:
             return
+
+
+class Means:
+    """The versions of a log's clusters that were made by installing a mean, and by no update."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._made = {
+            (one.cluster, one.step) for record in records for one in decisions_of(record) if not one.trains
+        }
+
+    def updates_behind(self, cluster: int, step: int, behind: int) -> int:
+        """Staleness in updates of a gradient for step `step` that is `behind` versions old."""
+        return sum((cluster, number) not in self._made for number in range(step - behind, step))

@@ -186,7 +186,8 @@ class Manifest(ManifestPart):
         checks = CHECKED if self.trust.spot_checks else 0
         kept = len(self.optimizer_state) + delayed + gradients + parameters + checks
         in_state = 1 + len(self.optimizer_state)
-        return Upkeep(kept=kept, behind=self.training.staleness, in_state=in_state)
+        behind = self.training.staleness
+        return Upkeep(kept=kept, behind=behind, means=1 if delayed and behind else 0, in_state=in_state)
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

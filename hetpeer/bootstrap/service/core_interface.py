@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
-from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
+from hetpeer.averaging.groups.wait_window import FREE, WAITED, Adaptive, WaitWindow
 from hetpeer.bootstrap.admission.admission import Admission
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
@@ -31,14 +31,15 @@ def new_core(
     """The core of a new term over the run with the log `records`."""
     if averaging is None:
         return Coordinator(whole_run(config, History.of(records, whole=False)), now)
-    return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, window_of(averaging)), now)
+    window = window_of(averaging, trains_on=config.averaging_delayed and config.staleness > 0)
+    return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, window), now)
 
 
-def window_of(averaging: AveragingSettings) -> WaitWindow:
-    """The window for which the first ready cluster waits."""
+def window_of(averaging: AveragingSettings, *, trains_on: bool) -> WaitWindow:
+    """The window for which the first ready cluster waits; `trains_on`: it does not stand still meanwhile."""
     match averaging.window_s:
         case "adaptive":
-            return Adaptive(averaging.span)
+            return Adaptive(averaging.span, FREE if trains_on else WAITED)
         case "all":
             return WaitWindow(math.inf)
         case seconds:

@@ -100,6 +100,8 @@ class NextStep:
     evaluates: bool = False
     workers: int = 1
     """Clusters whose updates the mean is likely to be taken of."""
+    after_mean: bool = False
+    """Whether the mean of the averaging under way comes between the steps that run and this one."""
 
 
 class CoordinatorState(enum.Enum):

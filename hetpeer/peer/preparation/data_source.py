@@ -265,8 +265,11 @@ class DataGate:
         """Pass `message` to `receive`; tasks that must wait for data follow later, each as a `Reroute`."""
         step = StepId(message.line, message.step)
         if isinstance(message, m.Begin):
+            if message.group:
+                receive(message)  # nothing is trained in it, and steps go on beside it
+                return
             self._begun = {**(self._begun if message.behind else {}), step: message.batch}
-            if self._source is not None and not message.group:
+            if self._source is not None:
                 self._source.begun(message.batch)
         if step not in self._begun:
             receive(message)  # of a step that is past, or has not begun: the core knows what to do

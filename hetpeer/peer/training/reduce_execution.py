@@ -356,7 +356,13 @@ class ReduceExecution:
         extent = None if isinstance(given, e.SlotSum) else given.extent
         if isinstance(work, e.InstallAverage):
             assert extent is not None
-            command = v.Install(block=work.block, total=extent, coefficient=work.coefficient, plan=work.plan)
+            command = v.Install(
+                block=work.block,
+                total=extent,
+                coefficient=work.coefficient,
+                plan=work.plan,
+                needed=work.needed,
+            )
         else:
             command = v.Apply(
                 block=work.block,

@@ -86,7 +86,7 @@ class StepEntry:
         if begin.group:
             self._linked.averages(begin.roster, self._member.place)
         self._plane.keep_only({*begin.roster, *self._linked})
-        if begin.behind:
+        if begin.behind or begin.group:
             return  # its roster names us; a late joiner of the step before it may not know us yet
         place = self._member.place
         self._plane.introduction(

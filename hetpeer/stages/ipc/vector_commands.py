@@ -177,11 +177,12 @@ class Install(Command[UpdateApplied], kind="install"):
     clusters.
 
     An outer rule, if any, is applied to that. Changes since `CopyBlock`, and what the block's parameters lost
-    in transfer under `plan`, are added. Slots and kept graphs are forgotten. Numbers that are not finite are
-    refused before anything changes.
+    in transfer under `plan`, are added. Numbers that are not finite are refused before anything changes.
     """
 
     block: Count
     total: Extent
     coefficient: Number
     plan: Count
+    needed: Count | None = None
+    """The oldest version that is kept, for work under way; None: only the new one is."""

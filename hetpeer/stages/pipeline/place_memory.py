@@ -76,13 +76,15 @@ class Upkeep:
     """Float32 numbers that only the update needs: the optimizer's, and others of the run."""
     behind: int = 0
     """Further steps that may be under way: each has its own weights and slots."""
+    means: int = 0
+    """Weights of means that are installed among such steps."""
     in_state: int = 3
     """Float32 numbers in a state. With a scratch file the disk also has room for a copy of each state."""
 
     @property
     def computing(self) -> int:
-        """Numbers that compute uses: weights of each step, and the gradient."""
-        return 2 + self.behind
+        """Numbers that compute uses: weights of each step and mean, and the gradient."""
+        return 2 + self.behind + self.means
 
     def each(self, kind: Offload, *, apart: bool, spills: bool = True) -> Room:
         """Bytes for one parameter in float32.

@@ -208,8 +208,7 @@ class Engine(Executor):
         held = self._held(command.block)
         total = self._to_update(held, "average", command.total)
         with self._whole(held):
-            self._tasks.forget(command.block)
-            held.install(total.whole(), command.coefficient, command.plan)
+            held.install(total.whole(), command)
             held.losses.settle(v.PARAMETERS[1], plan=command.plan)
         return self._applied(held, started)
 

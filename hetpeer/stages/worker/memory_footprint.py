@@ -100,7 +100,7 @@ def stage_memory(
         cast = _activations(footprint(blocks, cast=True), in_flight, gradient)
         copies = max(activations - cast, 0)
     return StageMemory(
-        state=steps * vectors + constants,
+        state=(steps + upkeep.means) * vectors + constants,
         optimizer=upkeep.kept * vectors,
         slots=steps * LIVE * vectors,
         sums=vectors,

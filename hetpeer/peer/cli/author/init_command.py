@@ -235,7 +235,10 @@ def init(
     ] = 1,
     delayed: Annotated[
         bool,
-        typer.Option("--delayed", help="With --mode grouped: train on while parameters are averaged."),
+        typer.Option(
+            "--delayed",
+            help="With --mode grouped: train on while parameters are averaged, with --staleness without a pause.",
+        ),
     ] = False,
     corrected: Annotated[
         bool,

@@ -22,7 +22,7 @@ from hetpeer.stages.block.parameter_groups import BlockRules
 from hetpeer.stages.block.state_file import file_bytes
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.parameter_reads import cast_parameters
-from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
+from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply, Install
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.holding.block_slots import BlockSlots
 from hetpeer.stages.worker.holding.residence import Residence
@@ -158,25 +158,25 @@ class HeldBlock:
             self._running.update(statistics, added, how.microbatches, how.skipped)
             self._keep(masters, after, first, statistics)
 
-    def install(self, total: Tensor, coefficient: float, plan: int) -> None:
-        """Install an average, version s → s + 1: parameters and statistics become `total` · `coefficient`.
+    def install(self, total: Tensor, how: Install) -> None:
+        """Install an average, version s → s + 1: parameters and statistics become a share of `total`.
 
-        Then are added: the rounding errors of our part under `plan`; the outer rule's step, if any, for the
+        Then are added: the rounding errors of our part under its plan; the outer rule's step, if any, for the
         parameters; and what local steps changed since `keep_copy`, if the averaging ran beside them. The
         optimizer's state stays (docs/averaging.md).
         """
-        self._slots.clear()
+        self._slots.clear(self.version)
         copied, copy = self._copy or (self.version, None)
         trained = copy is not None and copied != self.version
-        after = self._versions.advance(self.version + 1)
+        after = self._versions.advance(self.version + 1 if how.needed is None else how.needed)
         masters = self.vector
         of_parts, _ = PARAMETERS
-        lost = self.losses.lost(of_parts, plan)
+        lost = self.losses.lost(of_parts, how.plan)
         own = self.spec.parameter_count
         for begin, end in (*pieces(0, own), *pieces(own, self.spec.vector_count)):
             place = masters.piece(begin, end)
             now = place.clone() if trained else None
-            torch.mul(total[begin:end], float32(coefficient), out=place)
+            torch.mul(total[begin:end], float32(how.coefficient), out=place)
             if lost is not None:
                 place.add_(lost[begin:end])
             if self._rules.outer is not None and end <= own:
