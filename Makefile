@@ -118,6 +118,7 @@ proof-seven-billion: setup
 
 proof-averaging: setup
 	$(PY) -m benchmarks.grouping
+	$(PY) -m benchmarks.no_pause
 
 proof-6: setup
 	$(PY) -m benchmarks.grouping

@@ -41,6 +41,7 @@ from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
+from tests.simulation.histories import updates_behind
 from tests.simulation.sim_grouped import GroupedSwarm
 from tests.simulation.toy_net import CLASSES, SETTINGS, ToyNet
 from tests.wanlab.lab import Lab
@@ -131,8 +132,7 @@ def trained(seed: int, target: float | None, clusters: int, rate: float, options
 
     def curve() -> Curve:
         losses = [float(record["loss"]) for record in swarm.log if record["kind"] == "evaluation"]
-        behind = [int(record.get("behind", 0)) for record in swarm.log if record["kind"] == "commit"]
-        return Curve(list(zip(at, losses, strict=False)), behind)
+        return Curve(list(zip(at, losses, strict=False)), updates_behind(swarm.log))
 
     def happened(what: str) -> None:
         if what == "record evaluation":
@@ -150,7 +150,7 @@ def virtual(options: Any, pool: ProcessPoolExecutor) -> Found:
     seeds = range(options.seed, options.seed + options.seeds)
     targets: Sequence[float | None] = [None] * options.seeds
     found: dict[int, dict[float, list[Curve]]] = {}
-    for clusters in CLUSTERS:
+    for clusters in options.clusters:
         found[clusters] = {
             rate: list(
                 pool.map(partial(trained, clusters=clusters, rate=rate, options=options), seeds, targets)
@@ -219,7 +219,9 @@ def compared(found: Found) -> dict[str, Any]:
 
 
 def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
-    figures = {"virtual": compared(virtual(options, pool)), "real": compared(real(options))}
+    figures = {"virtual": compared(virtual(options, pool))}
+    if not options.no_processes:
+        figures["real"] = compared(real(options))
     four = figures["virtual"]["clusters"][4]["faster"]
     return {
         "staleness": options.staleness,
@@ -256,7 +258,7 @@ def _row(curves: Sequence[Curve], targets: Sequence[float], alone: Sequence[Curv
 
 
 def show(figures: Mapping[str, Any]) -> None:
-    for kind in ("virtual", "real"):
+    for kind in ("virtual", "real") if "real" in figures else ("virtual",):
         for clusters, row in figures[kind]["clusters"].items():
             faster = "not reached" if row["faster"] is None else f"{row['faster']:.2f}x as fast"
             late = row["staleness"]
@@ -274,17 +276,21 @@ def main() -> int:
         ("batches", 1600, "of the history of one cluster"),
         ("more", 3, "times as many that several clusters may train on"),
         ("every", 10, "batches between evaluations of processes, twice as many in virtual time"),
-        ("interval", 2, "batches between averagings"),
+        ("interval", 1, "batches between averagings"),
         ("staleness", 1, "steps that begin before the one that they follow is committed"),
         ("jobs", 2, "processes"),
         ("real-seeds", 3, "runs of processes, of each"),
         ("real-batches", 240, "of these runs, with one cluster"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    parser.add_argument(
+        "--clusters", type=int, nargs="+", default=CLUSTERS, help="numbers of clusters, 1 and 4 among them"
+    )
+    parser.add_argument("--no-processes", action="store_true", help="virtual time alone")
     options = parser.parse_args()
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
         figures = measure(options, pool)
-    return report.finish("speedup", figures, options, show)
+    return report.finish("speedup-virtual" if options.no_processes else "speedup", figures, options, show)
 
 
 if __name__ == "__main__":
