@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.log.history import Means
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.peer.watching.perfetto import perfetto
@@ -162,6 +164,28 @@ async def test_one_machine_gets_the_bits_of_clusters_that_come_and_go(swarm: Swa
     (problem,) = replay(swarm.run.path).problems
     assert problem.endswith("the loss is not what one machine gets")
     assert "of cluster" in problem
+
+
+@pytest.mark.proof
+async def test_one_machine_gets_the_bits_of_clusters_that_never_stop(swarm: Swarm) -> None:
+    """Averagings after every batch, whose means are installed among overlapping steps with a head start."""
+    outer = Outer(learning_rate=0.7, momentum=0.5)
+    settings = AveragingSettings(span=2, interval=1, delayed=True, corrected=True, outer=outer)
+    training = {"steps": 60, "eval_every": 60, "staleness": 1, "head_start": 1}
+    volunteers = await clusters_of_two(swarm, "abcd", settings, before="patient", **training)
+    await swarm.finished(swarm.children[0], *volunteers)
+    all_batches_once(swarm)
+    computed_again(swarm)
+    assert not swarm.records("dissolved")
+    means, steps = Means(swarm.records()), swarm.records("commit")
+    behind = [one.get("behind", 0) for one in steps]
+    updates = [
+        means.updates_behind(one.get("cluster", 0), one["step"], versions)
+        for one, versions in zip(steps, behind, strict=True)
+    ]
+    assert max(updates) == 1
+    assert statistics.fmean(updates) >= 0.8
+    assert sum(versions > stale for versions, stale in zip(behind, updates, strict=True)) >= 5
 
 
 @pytest.mark.proof

@@ -42,10 +42,10 @@ class MeanOrder:
         ready = number in averagings.promised
         if cluster.mean is not None:
             return None if not ahead or (ready and cluster.takes_mean) else False
-        comes = ready or averagings.trained(number, begun) >= self._patience(cluster)
+        comes = ready or averagings.trained(number, begun) >= self._put_off(cluster)
         return None if comes and not ahead else comes
 
-    def _patience(self, cluster: Cluster) -> int:
+    def _put_off(self, cluster: Cluster) -> int:
         """Batches from the copy to the mean: as many as the last averaging took, 1 to `interval`.
 
         A mean that is late holds up the commits behind it, and S steps more hide that.

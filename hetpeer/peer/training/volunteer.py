@@ -242,8 +242,9 @@ class Volunteer:
         if isinstance(message, m.Begin):
             self._entry.begun(message)
             self._files.volunteers = tuple(message.roster)
-            self.links.target = message.target
-            self._begun[message.step] = self._trace.now()
+            if not message.delayed:  # else steps go on beside it as they began
+                self.links.target = message.target
+                self._begun[message.step] = self._trace.now()
         self._steps.received(message)
 
     def nudged(self, peer: str, head: ActivationHead) -> None:

@@ -237,7 +237,8 @@ def init(
         bool,
         typer.Option(
             "--delayed",
-            help="With --mode grouped: train on while parameters are averaged, with --staleness without a pause.",
+            help="With --mode grouped: train on while parameters are averaged; with --staleness without any "
+            "pause.",
         ),
     ] = False,
     corrected: Annotated[
