@@ -4,7 +4,9 @@ import random
 
 import pytest
 
+from hetpeer.bootstrap.audit.log_checks import out_of_order
 from hetpeer.bootstrap.log.batches import BatchLineage
+from hetpeer.bootstrap.log.history import decisions_of
 
 
 def founded(cluster, version=0):
@@ -52,6 +54,25 @@ def test_what_was_only_in_a_cluster_that_fell_apart_is_trained_again():
     batches.add({"kind": "dissolved", "cluster": 1})
     batches.add(commit(0, 0, 0))
     assert [batches.take(0), batches.take(0), batches.take(0)] == [1, 2, 3]
+
+
+def test_a_cluster_that_begins_anew_hands_its_batches_back():
+    batches = books(founded(0), founded(1), count=4)
+    assert [batches.take(0), batches.take(0), batches.take(1)] == [0, 1, 2]
+    batches.add({"kind": "rollback", "cluster": 0, "view": 1, "to_version": 0})
+    assert [batches.take(0), batches.take(1)] == [0, 1]
+
+
+def test_each_cluster_has_views_of_its_own():
+    told = {"kind": "rollback", "cluster": 2, "view": 1, "to_version": 1, "term": 1}
+    reign = {"kind": "reign", "term": 1}
+    first = {"term": 1, "view": 0, **commit(1, 0, 0)}, {"term": 1, "view": 0, **commit(2, 0, 1)}
+    later = {"term": 1, "view": 1, **commit(2, 1, 2)}, {"term": 1, "view": 0, **commit(1, 1, 3)}
+    log = [reign, founded(1), founded(2), *first, told, *later]
+    assert not list(out_of_order(log))
+    assert [rule for _, rule in out_of_order([*log, {"term": 1, "view": 0, **commit(2, 2, 4)}])] == ["F6"]
+    both = {**average((1, 2), (2, 2)), "plan": 1, "sums": {}, "views": [(2, 1)]}
+    assert [one.view for one in decisions_of(both)] == [0, 1]
 
 
 def test_what_was_averaged_lives_on_in_the_others():

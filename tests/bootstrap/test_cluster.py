@@ -141,8 +141,9 @@ def test_after_all_have_fallen_apart_those_that_are_left_gather_again():
     one.fetched(0, a=FIRST, b=LAST)
     one.passes(100.0, "a", "b")
     one.tell("b", m.Farewell())
-    one.comes("c")
+    one.passes(12.0, "a")
     assert one.of("dissolved")
+    one.comes("c")
     one.again("a")
     one.passes(9.0, "a", "c")
     assert len(one.founded) == 1

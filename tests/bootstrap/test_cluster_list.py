@@ -125,7 +125,7 @@ def test_a_cluster_that_has_trained_for_long_is_not_late_for_its_founding():
     one = training()
     one.passes(200.0, *"ab")
     assert one.core.clusters.living[0].whole
-    one.passes(15.0, "b")
+    one.passes(22.0, "b")
     assert one.of("dissolved")
     assert one.core.clusters.sync_factor == 1
 
@@ -185,6 +185,17 @@ def test_a_cut_goes_with_those_for_whom_it_was_made():
     assert one.claims("small", 2) == (0, *FIRST)
 
 
+def goes_on():
+    """The same cluster after a commit, whose state nobody has stored, with its next step under way."""
+    one = Waiting([*training().records, commit()])
+    for peer, blocks in (("a", FIRST), ("b", LAST)):
+        held = tuple(m.Held(block=b, version=1, digest=f"state {b}") for b in range(*blocks))
+        one.hello(peer, cluster=0, place=blocks, held=held)
+        assert one.sent[peer, "welcome"].member
+    one.fetched(0, 1, a=FIRST, b=LAST)
+    return one
+
+
 def test_a_stranger_does_not_take_the_place_of_who_comes_back():
     """After a change of coordinator a waiting volunteer is there before the holders of the place."""
     one = Waiting([*training().records, commit()])
@@ -218,15 +229,99 @@ def test_nobody_is_lost_of_any_cluster_while_our_own_line_is_cut():
 
 @pytest.mark.parametrize("how", ["farewell", "lease"])
 def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
-    one = training()
-    one.passes(130.0, "a", "b")  # longer than it would have had to fetch
+    one = goes_on()
     if how == "farewell":
         one.tell("b", m.Farewell())
+        why = f"no holder is left of block {LAST[0]}"
     else:
-        one.passes(12.0, "a")
+        one.passes(19.0, "a")
+        assert not one.of("dissolved"), "it may come back"
+        one.passes(4.0, "a")
+        why = "the holders of its blocks did not come in time"
     (gone,) = one.of("dissolved")
-    assert gone["why"] == f"no holder is left of block {LAST[0]}"
-    assert [lost["batch"] for lost in gone["given_up"]] == [0]
+    assert gone["why"] == why
+    assert [lost["batch"] for lost in gone["given_up"]] == [1]
+
+
+def test_a_holder_that_comes_back_without_its_state_is_not_awaited():
+    one = goes_on()
+    one.passes(15.0, "a")
+    assert one.of("gone")
+    one.hello("b")
+    one.passes(1.0, "a", "b")
+    assert one.of("dissolved")
+
+
+def test_a_volunteer_that_waits_is_offered_the_place_that_nobody_has_if_its_state_is_stored():
+    one = training().comes("c")
+    one.tell("b", m.Farewell())
+    one.passes(1.0, "a", "c")
+    assert [(p.cluster, p.begin) for p in one.sent["c", "welcome"].places] == [(0, LAST[0])]
+    one.claims("c")
+    assert one.sent["c", "granted"].line == one.core.clusters[0].line
+    one.tell("c", m.Prepared())
+    assert one.sent["c", "fetch"].origin == 0
+    one.passes(40.0, "a", "c")
+    assert not one.of("dissolved")
+
+
+def test_a_volunteer_that_waits_long_enough_becomes_a_replica():
+    one = goes_on().comes("c")
+    one.passes(39.0, *"abc")
+    assert one.core.waiting == {"c": (1, FIRST)}
+    one.passes(2.0, *"abc")
+    assert {(p.cluster, p.begin, p.open) for p in one.sent["c", "welcome"].places} == {
+        (0, FIRST[0], True), (0, LAST[0], True),
+    }  # fmt: skip
+    one.claims("c")
+    assert one.core.clusters.of("c") is one.core.clusters[0]
+
+
+def test_a_replica_takes_no_checkpoint_of_another_cluster():
+    """Of a version with the same number."""
+    stored = {"kind": "checkpoint", "version": 1, "blocks": ["state 0", "state 1"]}
+    both = [{"kind": "founded", "cluster": number, "version": 0} for number in (0, 1)]
+    one = Waiting([{"kind": "reign", "term": 1}, *both, commit(), commit(1, batch=1), stored])
+    for peer, blocks in (("a", FIRST), ("b", LAST)):
+        held = tuple(m.Held(block=b, version=1, digest=f"other {b}") for b in range(*blocks))
+        one.hello(peer, cluster=1, place=blocks, held=held)
+        line = one.core.clusters[1].line
+        one.tell(peer, m.Ready(line=line, version=1, held=held))
+    one.comes("c")
+    one.passes(41.0, *"abc")
+    one.claims("c")
+    one.tell("c", m.Prepared())
+    order = one.sent["c", "fetch"]
+    begin, end = one.core.clusters.of("c").members.volunteers["c"].place
+    assert (order.version, order.origin) == (1, 1)
+    assert order.digests == {block: f"other {block}" for block in range(begin, end)}
+
+
+def test_with_too_little_memory_for_a_replica_it_goes_on_waiting():
+    one = Waiting(memory=(2, 3))
+    one.hello("big")
+    one.claims("big")
+    one.form([("big", WHOLE)])
+    one.tell("big", m.Prepared())
+    one.fetched(0, big=WHOLE)
+    one.hello("small", memory_bytes=2)
+    one.claims("small", 2)
+    one.passes(60.0, "big", "small")
+    assert one.core.waiting == {"small": (1, FIRST)}
+
+
+def test_a_replica_comes_to_one_that_waits_if_they_can_be_a_cluster():
+    one = goes_on().comes("c")
+    one.passes(41.0, *"abc")
+    one.claims("c")
+    one.tell("c", m.Prepared())
+    one.comes("d")
+    one.passes(41.0, *"abcd")
+    members = one.core.clusters.of("d").members.volunteers
+    assert members.keys() == {"c", "d"}
+    assert sorted(v.place for v in members.values()) == [FIRST, LAST]
+    assert one.sent["c", "granted"].line == one.core.clusters.of("d").line
+    assert not [record for record in one.of("gone") if record["peer"] == "c"]
 
 
 def test_who_was_fenced_of_one_cluster_is_known_in_the_next():

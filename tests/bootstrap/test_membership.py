@@ -62,6 +62,21 @@ def test_a_place_is_given_once():
     assert book.claim(late, 0, (2, 4))
 
 
+def test_a_shared_place_is_given_to_any_number_and_the_least_reliable_holder_gets_a_replica():
+    book = Membership((EVEN,), COSTS, {"flighty": 3, "c": 1}, only=5)
+    join(book, "flighty", 5, (0, 2))
+    join(book, "c", 5, (2, 4))
+    assert not any(place.open for place in book.places())
+    book.shared = True
+    chosen = choose_place(book.places(), Offered(device=1000))
+    assert (chosen.cluster, chosen.begin, chosen.holders) == (5, 0, 1)
+    join(book, "d", 5, (0, 2))
+    assert book.holders(0) == ["d", "flighty"]
+    back = join(book, "e")
+    assert book.adopt(back, (0, 2))
+    assert not book.adopt(back, (0, 3))
+
+
 def test_a_holder_that_comes_back_is_adopted_where_its_range_fits():
     book = members()
     join(book, "a", 0, (0, 2))

@@ -19,6 +19,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
@@ -30,7 +31,7 @@ from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.checked_symbols import CheckedState, CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
-from tests.simulation.faults import MOMENTS, OF_CLUSTERS, Faults
+from tests.simulation.faults import MOMENTS, OF_CLUSTERS, Faults, Kills
 from tests.simulation.histories import BLOCKS, LIMIT_S, HistoryOutcome, shape
 from tests.simulation.invariants import Checks, Digests, require
 
@@ -39,10 +40,15 @@ INTERVALS = (1, 3)
 SLOW_S = (0.2, 1.0, 5.0)
 """Most seconds by which a part of a delayed averaging leaves late, in turn."""
 SPAN = 1
+AT_WORK = (Phase.READY, Phase.TRAINING, Phase.REDUCING)
 WAIT = (1.0, WAITED)
 """Share of an iteration that a cluster waits for company, in turn for eight seeds each; longer waits average
 more.
 """
+SPARE_S = (2.0, 40.0)
+"""Seconds until a volunteer that waits becomes a replica, in turn for sixteen seeds each."""
+KILL_S = 3.0
+"""Seconds between two kills."""
 BATCHES = 12
 
 
@@ -53,10 +59,13 @@ def simulate(
     config: HistoryConfig | None = None,
     interval: int | None = None,
     delayed: bool | None = None,
+    spare_s: float | None = None,
+    kills: int = 0,
 ) -> HistoryOutcome:
     """One history with the symbolic model; a violation is in the outcome.
 
-    `interval`, `delayed`: by default the one of INTERVALS whose turn it is, and every other four seeds.
+    By default `interval` is the one of INTERVALS whose turn it is, every other four seeds are `delayed`,
+    and `spare_s` is one of SPARE_S. `kills` come one after the other besides the faults.
     """
     interval = interval or INTERVALS[seed // 2 % 2]
     delayed = bool(seed // 4 % 2) if delayed is None else delayed
@@ -64,8 +73,11 @@ def simulate(
     if delayed:
         enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
         shaped = replace(shaped, volunteers=enough, part_s=(0.0, SLOW_S[seed % 3]))
-    swarm = GroupedSwarm(seed, shaped, CheckedSymbols(BLOCKS), Coverage(), interval=interval, delayed=delayed)
+    spare_s = SPARE_S[seed // 16 % 2] if spare_s is None else spare_s
+    how = {"interval": interval, "delayed": delayed, "spare_s": spare_s}
+    swarm = GroupedSwarm(seed, shaped, CheckedSymbols(BLOCKS), Coverage(), **how)
     Faults(swarm, faults, (*MOMENTS, *OF_CLUSTERS))
+    Kills(swarm, kills, KILL_S)
     if shaped.arranged_s:
         Arrangements(swarm, seed, shaped.arranged_s)
     violation: str | None = None
@@ -157,7 +169,8 @@ class GroupedChecks(Checks):
                 self._inside.pop(cluster, None)
                 self._promised.pop(cluster, None)
             case "rollback":
-                require(False, "a grouped run goes back")
+                version = self._base[cluster] + len(self._inside[cluster]) - 1
+                require(record["to_version"] == version, f"cluster {cluster} goes back from {version}")
             case _:
                 pass
         everything = frozenset().union(*self._known()) if self._inside else self._stored[1]
@@ -222,10 +235,12 @@ class GroupedSwarm(CheckedSwarm):
         span: int = SPAN,
         interval: int = 1,
         delayed: bool = False,
+        spare_s: float = SPARE_S[0],
     ) -> None:
         super().__init__(seed, config, numerics, coverage)
         self._span, self._wait = span, WAIT[seed // 8 % 2]
         self._interval, self._delayed = interval, delayed
+        self._spare_s = spare_s
 
     def _new_core(self) -> Core:
         scheduler = GroupPipelines(1, (), self._span, Adaptive(self._span, self._wait))
@@ -233,9 +248,23 @@ class GroupedSwarm(CheckedSwarm):
             self._core_config(),
             averaging_interval=self._interval,
             averaging_delayed=self._delayed,
+            spare_s=self._spare_s,
             gather_s=GATHER_S if self.config.arranged_s else 0.0,
         )
         return GroupedRun(config, self.log, scheduler, self.world.now)
+
+    def _check_promise(self, to: str, message: m.Message) -> None:
+        """Also that a volunteer which is told of a mean has it, if it is still at the averaged version."""
+        super()._check_promise(to, message)
+        if not (isinstance(message, m.Commit) and message.group):
+            return
+        volunteer = self.volunteers[to]
+        member, same = volunteer.member, volunteer.alive and self._channels.get(to) == volunteer.session
+        stands = (member.line, member.version) == (message.line, message.step) and member.phase in AT_WORK
+        require(
+            not (same and stands) or member.work.holds(message),
+            f"{to} is told of the mean of group {message.group}, which it does not have",
+        )
 
     def _is_past(self, core: Core, message: m.Message) -> bool:
         assert isinstance(core, GroupedRun)

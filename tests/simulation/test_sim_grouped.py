@@ -9,7 +9,7 @@ import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.member.step_vote import StepVote
-from hetpeer.bootstrap.grouped.averagings import AveragingRound
+from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.credit import Credit

@@ -207,6 +207,47 @@ async def test_who_waits_alone_and_has_the_memory_is_a_cluster(swarm: Swarm) -> 
     await swarm.left_in_order(volunteers)
 
 
+def held_twice(swarm: Swarm) -> list[str]:
+    """Members of a cluster in the last averaging whose blocks others hold, too."""
+    held = swarm.records("average")[-1]["held"] if swarm.records("average") else []
+    places = [(cluster, *place) for cluster, _, *place in held]
+    return [peer for (_, peer, *_), place in zip(held, places, strict=True) if places.count(place) > 1]
+
+
+@pytest.mark.proof
+async def test_a_spare_becomes_a_replica_and_a_death_beside_it_stops_nothing(swarm: Swarm) -> None:
+    settings = AveragingSettings(span=2, interval=2)
+    volunteers = await clusters_of_two(swarm, "abcd", settings, steps=ENDLESS, checkpoint_every=10)
+    await until(lambda: averaged(swarm, {0, 1}), "they have averaged", 100.0)
+    volunteers.append(swarm.volunteer("e"))
+    await until(lambda: held_twice(swarm), lambda: f"e is a replica; {swarm.voices()}", 75.0)
+    one, other = held_twice(swarm)
+    assert volunteers[-1].peer_id in (one, other)
+    first = next(child for child in volunteers[:-1] if child.peer_id in (one, other))
+    volunteers.remove(first)
+    await first.kill()
+    await swarm.gone(first)
+    trained = len(swarm.records("commit"))
+    await until(lambda: len(swarm.records("commit")) > trained + 10, "all go on", 60.0)
+    assert not swarm.records("dissolved")
+    await swarm.left_in_order(volunteers)
+
+
+@pytest.mark.proof
+async def test_a_spare_takes_the_leftovers_of_a_cluster_that_has_lost_a_holder(swarm: Swarm) -> None:
+    """In its first step, whose state is in the store. Every batch is in the result once."""
+    swarm.run = resign(swarm.run, averaging=PAIRS)
+    await swarm.bootstrap("--keep-places", before="patient")
+    dying = swarm.volunteer("dying", fail="send_gradient:3")
+    await dying.says("blocks")
+    others = [swarm.volunteer(name) for name in "abcd"]
+    await dying.ended(120.0)
+    await swarm.finished(swarm.children[0], *others, within_s=240.0)
+    assert not swarm.records("dissolved")
+    assert audit(swarm.run.path).leftovers > 0
+    all_batches_once(swarm)
+
+
 @pytest.mark.proof
 async def test_who_sends_what_cannot_be_averaged_is_named_and_others_add_up(swarm: Swarm) -> None:
     volunteers = await clusters_of_two(swarm, "abc", steps=ENDLESS, checkpoint_every=4)

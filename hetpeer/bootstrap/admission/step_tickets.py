@@ -1,7 +1,7 @@
 """Step tickets: a coordinator's signed statement that a volunteer takes part in a step.
 
-A late joiner shows its ticket to the volunteers that got the roster before. The ticket names term, view and
-step, the volunteer with its incarnation, and its blocks; it is valid for nothing else.
+A late joiner shows its ticket to the volunteers that got the roster before. The ticket names term, view,
+cluster and step, the volunteer with its incarnation, and its blocks; it is valid for nothing else.
 """
 
 from __future__ import annotations
@@ -52,5 +52,6 @@ def _signed(run: str, peer: str, head: Introduction) -> bytes:
             "step": head.step,
             "begin": head.begin,
             "end": head.end,
+            **({"cluster": line.cluster} if line.cluster else {}),
         }
     )

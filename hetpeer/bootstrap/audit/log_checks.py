@@ -22,9 +22,11 @@ Breach = tuple[str, str]
 
 def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
     """F6 and I5: only a roll-back goes back, and only to a checkpoint."""
-    stored = term = view = 0
+    stored = term = 0
     versions: Counter[int] = Counter()
     """Cluster → version."""
+    views: Counter[int] = Counter()
+    """Cluster → view."""
     for record in records:
         cluster = record.get("cluster", 0)
         match record["kind"]:
@@ -36,9 +38,9 @@ def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
                 if record["to_version"] not in (stored, versions[cluster]):
                     went = f"the run went back to version {record['to_version']}"
                     yield f"{went}, and the last complete checkpoint was {stored}", "I5"
-                if record["view"] <= view:
-                    yield f"view {record['view']} began after view {view}", "F6"
-                versions[cluster], view = record["to_version"], record["view"]
+                if record["view"] <= views[cluster]:
+                    yield f"view {record['view']} began after view {views[cluster]}", "F6"
+                versions[cluster], views[cluster] = record["to_version"], record["view"]
             case "founded":
                 if record["version"] != stored:
                     began = f"cluster {cluster} began at version {record['version']}"
@@ -46,7 +48,7 @@ def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
                 versions[cluster] = record["version"]
             case "commit":
                 yield from _in_turn(cluster, record["step"], versions)
-                if (record["term"], record["view"]) != (term, view):
+                if (record["term"], record["view"]) != (term, view := views[cluster]):
                     decided = (
                         f"step {record['step']} was decided in term {record['term']}, view {record['view']}"
                     )

@@ -11,7 +11,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
 from hetpeer.bootstrap.log.credit import work_in, written
-from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.history import History, view_in
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.trust.verdicts import CheckVerdict
@@ -210,7 +210,7 @@ def commit_message(record: Mapping[str, Any]) -> m.Commit:
 def average_message(record: Mapping[str, Any], cluster: int, step: int) -> m.Commit:
     """The commit message of an averaging for members of `cluster`, as their step `step`."""
     return m.Commit(
-        line=m.TermView(term=record["term"], view=0, cluster=cluster),
+        line=m.TermView(term=record["term"], view=view_in(record, cluster), cluster=cluster),
         step=step,
         group=record["group"],
         plan=record["plan"],

@@ -186,7 +186,6 @@ class Coordinator:
             return []
         machine, pause_s = self.machine, self.leases.tick(now)
         machine.barrier.excuse(pause_s, now)
-        machine.policy.excuse(pause_s)
         self.seats.excuse(pause_s)
         self.seats.look(now)
         machine.barrier.look(now)

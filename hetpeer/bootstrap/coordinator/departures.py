@@ -40,8 +40,9 @@ class RunPolicy(Protocol):
     def dissolved(self) -> str | None:
         """Reason why the cluster has fallen apart; None as long as it stands."""
 
-    def excuse(self, pause_s: float) -> None:
-        """The coordinator did not run for `pause_s` seconds: postpone deadlines by that."""
+    @property
+    def kept_version(self) -> int:
+        """The version up to which no update is lost with a block whose last holder is gone for good."""
 
     def gap_is_final(self, now: float) -> str | None:
         """A block has no holder: why nobody is waited for any longer, or None."""
@@ -70,8 +71,10 @@ class WholeRun:
         self._context = context
         self._barrier = barrier
 
-    def excuse(self, pause_s: float) -> None:
-        """All deadlines are the barrier's."""
+    @property
+    def kept_version(self) -> int:
+        """That of the last checkpoint."""
+        return self._context.history.checkpoint_version
 
     def gap_is_final(self, now: float) -> str | None:
         """Reason to go back, once holders had time to come back and the state is not stored; else None."""
@@ -154,6 +157,15 @@ class Departures:
             self._machine.policy.rest([peer], now)
         return self._leave_step([volunteer], now)
 
+    def left_behind(self, volunteers: Sequence[VolunteerState], now: float) -> list[Effect]:
+        """`volunteers` have missed the newest version: they leave the steps and prepare for a later one."""
+        if not volunteers:
+            return []
+        effects = self._leave_step(volunteers, now)
+        for volunteer in volunteers:
+            volunteer.prepare()
+        return effects
+
     def lose(self, peers: Mapping[str, str], now: float, *, back: bool = False) -> list[Effect]:
         """`peers` (peer → reason) are no members any more; their slots are lost with them.
 
@@ -185,17 +197,17 @@ class Departures:
         kept = backups.kept(members, self._context.history.version)
         if vacated := machine.policy.vacated(volunteers):
             return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
-        alone = set() if stored else set(members.held_only_by(volunteers))
-        lost = sorted(alone - kept)
-        if alone & kept:
-            machine.barrier.await_backup(now)
-        if lost and back and machine.policy.whole_run:
+        alone = set(members.held_only_by(volunteers))
+        lost = [] if stored else sorted(alone - kept)
+        if alone.difference(lost):
+            machine.barrier.await_another(now)
+        if lost and back:
             peers = [volunteer.peer for volunteer in volunteers]
             ready = backups.standing_by(members, self._context.history.checkpoint_version).issuperset(lost)
             if ready and all(volunteer.broken_at is not None for volunteer in volunteers):
                 machine.barrier.await_shortly(peers, now)
             else:
-                machine.barrier.await_back(peers, now)
+                machine.barrier.await_back(peers, machine.policy.kept_version, now)
         elif lost:
             machine.barrier.awaited.clear()
         awaited = machine.barrier.awaited

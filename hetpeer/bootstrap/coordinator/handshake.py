@@ -57,7 +57,7 @@ class Handshake:
             member=member,
             places=context.members.places() if member else self._offers(volunteer),
             commit=last_message(context.history) if member and missed else None,
-            since=None if context.line.cluster else context.history.since_view,
+            since=context.history.since_view,
             backup=member and peer in context.members.backups,
         )
         return [Send(peer, welcome)]

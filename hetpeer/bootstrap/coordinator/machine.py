@@ -179,9 +179,9 @@ class Machine:
         if mute := step.reduction.mute(now):
             self._context.disputed_pairs.waited_in_vain(mute)
             return self.departures.fence(mute, now)
-        if step.orphaned and self.policy.whole_run and (why := self.policy.gap_is_final(now)):
+        if step.orphaned and (why := self.policy.gap_is_final(now)):
             return self.roll_back(why, now)
-        if self.barrier.hopeless(step, now):
+        if self.policy.whole_run and self.barrier.hopeless(step, now):
             return self.roll_back(f"nobody comes for block {step.orphaned[0]}", now)
         return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
 
@@ -356,7 +356,9 @@ class Machine:
         return [*record, *(Send(peer, told) for peer in context.members.volunteers), Halt(why, completed)]
 
     def roll_back(self, why: str, now: float) -> list[Effect]:
-        """Go back to the last complete checkpoint."""
+        """Go back to the last complete checkpoint; a cluster falls apart instead."""
+        if not self.policy.whole_run:
+            return self._dissolve(why)
         return self.go_back(self._context.history.checkpoint_version, why, now)
 
     def without_holder(self, why: str, now: float) -> list[Effect]:
@@ -373,8 +375,6 @@ class Machine:
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:
         """Go on with `version` in a new view; steps under way are given up, its holders keep their state."""
         context = self._context
-        if not self.policy.whole_run:
-            return self._dissolve(why)
         given_up = self.steps.clear()
         stopped = self.move_watch.stop(f"the run went back: {why}")
         self.checkpoints.abandon()
@@ -382,7 +382,7 @@ class Machine:
         same = version == context.history.version
         holders = context.members.roster() if same else {}
         context.state = CoordinatorState.WAITING
-        context.line = line = m.TermView(term=context.line.term, view=context.line.view + 1)
+        context.line = line = context.line.model_copy(update={"view": context.line.view + 1})
         record = context.log(
             kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
         )

@@ -223,13 +223,15 @@ class StepBarrier:
         volunteer.fetch()
         volunteer.witness = False
         self._fetching[volunteer.peer] = self._context.history.version, now
-        members = self._context.members
+        members, history, line = self._context.members, self._context.history, self._context.line
+        # Reliable peers may have another cluster's state of the same number: a name of our own finds none.
+        origin = (history.base or {}).get("cluster", 0) if history.stored else line.cluster
         order = m.Fetch(
-            line=self._context.line,
-            version=self._context.history.version,
+            line=line,
+            version=history.version,
             sources={b: tuple(members.holders(b)) for b in range(*volunteer.place)},
             digests=known_digests(self._context, volunteer),
-            origin=(self._context.history.base or {}).get("cluster", 0),
+            origin=origin,
         )
         return Send(volunteer.peer, order)
 
@@ -251,10 +253,12 @@ class StepBarrier:
         for holder in holders:
             holder.fetch()
 
-    def await_back(self, peers: Iterable[str], now: float) -> None:
-        """Wait for `peers`, the last holders of a block, as long as their steps would take to train again."""
+    def await_back(self, peers: Iterable[str], kept_version: int, now: float) -> None:
+        """Wait for `peers`, the last holders of a block, as long as the steps since `kept_version` would take
+        to train again.
+        """
         history = self._context.history
-        steps = range(history.checkpoint_version, history.version)
+        steps = range(kept_version, history.version)
         again_s = sum(float(history.commits.get(step, {}).get("seconds", 0.0)) for step in steps)
         absence_s = max(self._context.config.absence_s, min(again_s, LONGEST_ABSENCE_S))
         self.await_until(peers, now + absence_s)
@@ -268,8 +272,8 @@ class StepBarrier:
         self.awaited.update(peers)
         self.return_by = until
 
-    def await_backup(self, now: float) -> None:
-        """Wait for a backup that has the current version of a block whose last holder left."""
+    def await_another(self, now: float) -> None:
+        """Wait for a volunteer that has, or fetches, the version of a block whose last holder left."""
         self.return_by = max(self.return_by, now + self._context.config.absence_s)
 
     def awaits_no_more(self, peer: str, now: float) -> None:

@@ -1,18 +1,19 @@
 """One cluster of a grouped run: it has a coordinator, and falls apart where a whole run would roll back.
 
 Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may divide all that
-wait anew (formation.py). Then the run *founds* it from a checkpoint; it fetches that and trains. It dissolves
-when a block has lost its last holder (docs/averaging.md, "Grouped runs").
+wait anew (formation.py). Then the run *founds* it from a checkpoint; it fetches that and trains. From then on
+its places have any number of holders. It dissolves when a block has lost its last holder for longer than the
+grace time (docs/averaging.md, "Grouped runs").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
-from hetpeer.bootstrap.coordinator.commits import average_message
+from hetpeer.bootstrap.coordinator.commits import last_message
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
@@ -32,14 +33,14 @@ class Cluster:
         self.context = context
         self.members, self.history = context.members, context.history
         self.founded = founded
-        self._whole_by = now + context.config.return_s
-        """Deadline by which its holders are to be back, or to have fetched their blocks."""
         self.dissolved: str | None = None
         """Reason why the cluster has fallen apart; None as long as it stands."""
         self.given_up: Mapping[str, Any] = {}
         """Log fields of the steps that were under way when the cluster fell apart."""
         self._fetches = False
-        """Whether the cluster was founded in this term."""
+        """Whether the cluster was founded in this term and has not been whole since."""
+        self._begun = False
+        """Whether the cluster has been whole in this term."""
         self.late = False
         """Whether the cluster fell apart because its holders did not fetch their blocks in time."""
         self.coordinator = Coordinator(context, now, policy=self)
@@ -59,11 +60,7 @@ class Cluster:
     def complete(self) -> bool:
         """Whether all places are taken by volunteers that are prepared and do not rest."""
         present = self.members.volunteers.values()
-        ready = [
-            v.place
-            for v in present
-            if v.life_cycle is not LifeCycle.JOINING and v.peer not in self.context.failures.resting
-        ]
+        ready = [v.place for v in present if v.life_cycle is not LifeCycle.JOINING and not self.rests(v.peer)]
         return not self.members.uncovered(
             {str(n): place for n, place in enumerate(ready) if place is not None}
         )
@@ -88,10 +85,30 @@ class Cluster:
         """Whether a mean can be installed now: between two steps, or where one was given its place."""
         return self.at_rest or self._machine.steps.mean_is_next
 
-    def has_room(self, place: tuple[int, int]) -> bool:
-        """Whether `place` is an open place of the cluster."""
-        free = any(p.open and (p.begin, p.end) == place for p in self.members.places())
+    @property
+    def admits(self) -> bool:
+        """Whether one more holder of any block can be used, and gets its state: from holders or the store."""
+        return self._begun and self.dissolved is None and (self.whole or self.history.stored)
+
+    @property
+    def gaps(self) -> list[Range]:
+        """Places with missing blocks to which nobody is on the way; the store has their state."""
+        if self.whole or not self.admits:
+            return []
+        coming = {v.peer: v.place for v in self.members.volunteers.values() if v.place and not v.slow}
+        missing = set(self.members.uncovered(coming))
+        return [place for place in self.members.layout(self.number) if missing.intersection(range(*place))]
+
+    def takes_back(self, peer: str, place: Range) -> bool:
+        """Whether `peer` can have `place` in a new session."""
+        known = self.members.volunteers.get(peer)
+        own = known is not None and known.place == place
+        free = any((p.open or own) and (p.begin, p.end) == place for p in self.members.places())
         return free and self.dissolved is None
+
+    def expects_no_more(self, peer: str, now: float) -> None:
+        """Note that `peer` is elsewhere: it does not bring back what it held here."""
+        self._machine.barrier.awaits_no_more(peer, now)
 
     def end_session(self, peer: str, now: float) -> list[Effect]:
         """End the known session of `peer`: a new one has begun."""
@@ -100,13 +117,16 @@ class Cluster:
     def enter(self, volunteer: VolunteerState, claim: m.Claim) -> list[VolunteerState] | None:
         """Give an unassigned volunteer the place it claims. Returns slow ones that lost it; None: not given.
 
-        A volunteer of a founded cluster comes back to its place by its Hello.
+        In a training cluster it is one more holder. One that held a place there comes back by its Hello.
         """
         place = claim.begin, claim.end
         yielding = self._yields_to(volunteer)
-        if self.founded or not self.members.claim(volunteer, claim.cluster, place, yielding=yielding):
+        if self.founded and not self.admits:
             return None
-        before = [v.peer for v in self.members.volunteers.values() if v.place == place]
+        if not self.members.claim(volunteer, claim.cluster, place, yielding=yielding):
+            return None
+        here = () if self.founded else self.members.volunteers.values()
+        before = [v.peer for v in here if v.place == place]
         spared = [self.members.volunteers.pop(peer) for peer in before]
         self.members.volunteers[volunteer.peer] = volunteer
         return spared
@@ -115,9 +135,13 @@ class Cluster:
         """Places of the cluster; those that `volunteer` may claim are open."""
         return self.members.places(yielding=self._yields_to(volunteer))
 
+    def rests(self, peer: str) -> bool:
+        """Whether `peer` is given nothing for now."""
+        return peer in self.context.failures.resting
+
     def _yields_to(self, volunteer: VolunteerState) -> bool:
         """Whether slow volunteers make room for `volunteer`; resting ones would take each other's places."""
-        return volunteer.peer not in self.context.failures.resting
+        return not self.rests(volunteer.peer)
 
     @property
     def forming(self) -> bool:
@@ -129,35 +153,62 @@ class Cluster:
         self.members.recut([place for _, place in seats])
         told: list[Effect] = []
         for volunteer, place in seats:
-            self.members.volunteers[volunteer.peer] = volunteer
-            if (volunteer.cluster, volunteer.place) != (self.number, place):
-                volunteer.cluster, volunteer.place = self.number, place
-                volunteer.rejoin()
-                told.append(Send(volunteer.peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
+            told += self.take(volunteer, place)
         return told
+
+    def take(self, volunteer: VolunteerState, place: Range) -> list[Effect]:
+        """Give `place` to a volunteer that is in no other cluster; tells it unless it had this very place."""
+        self.members.volunteers[volunteer.peer] = volunteer
+        if (volunteer.cluster, volunteer.place) == (self.number, place):
+            return []
+        volunteer.cluster, volunteer.place = self.number, place
+        volunteer.rejoin()
+        return [Send(volunteer.peer, m.Granted(line=self.line, begin=place[0], end=place[1]))]
+
+    def release(self, replica: VolunteerState, now: float) -> list[Effect]:
+        """Let a volunteer go whose blocks others hold; what it has computed of a step is done again."""
+        effects = self._machine.departures.left_behind([replica], now)
+        self.members.volunteers.pop(replica.peer, None)
+        return effects
 
     def found(self, now: float, sync_factor: int) -> list[Effect]:
         """Begin from the checkpoint that the log names; it must arrive within `sync_factor` sync timeouts."""
-        self.founded = self._fetches = True
-        self._whole_by = now + sync_factor * self.context.config.sync_s
+        self.founded = self._fetches = self.members.shared = True
+        self._machine.barrier.await_until((), now + sync_factor * self.context.config.sync_s)
         return self.go_on(now)
+
+    def begins(self, now: float) -> None:
+        """Note that all blocks are held: from now on one may wait for another holder, for the grace time."""
+        self._fetches, self._begun = False, True
+        self._machine.barrier.await_until((), now)
 
     def go_on(self, now: float) -> list[Effect]:
         """Cross the barrier, or begin a step beside those that run: there may be something to do again."""
         return self._machine.at_barrier(now) if self.at_rest else self._machine.overlap(now)
 
+    def begins_anew(self, now: float) -> list[Effect]:
+        """Give up the steps under way, which are behind a mean that does not come."""
+        return self._machine.go_back(self.history.version, "the others average without it", now)
+
     def moves_on(self) -> None:
         """Keep the agreed digests of this version: an averaging is about to make the next one."""
         self._machine.checkpoints.settle()
 
-    def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
-        """Install the averaging of `record` as its next version; the log has it already."""
-        roster = self.members.roster()
-        message = average_message(record, self.number, self.context.history.version - 1)
+    def installs(self, members: Iterable[str], now: float) -> list[Effect]:
+        """Install the averaging that the log has just added to its history.
+
+        `members` took part in it. Holders that came later have no part of the mean: they fetch that version.
+        """
+        roster, message = frozenset(members), last_message(self.history)
+        assert message is not None
+        late = [holder for holder in self.members.ready() if holder.peer not in roster]
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
         self._machine.steps.timeouts.committed()
         self.members.outdate(roster)
-        return [*told, *self._machine.installed(now)]
+        if missing := self.members.uncovered():
+            why = f"nobody is left that has the mean of block {missing[0]}"
+            return [*told, *self._machine.roll_back(why, now)]
+        return [*told, *self._machine.departures.left_behind(late, now), *self._machine.installed(now)]
 
     def fence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """Fence `peers` for the reason `why`."""
@@ -170,13 +221,16 @@ class Cluster:
         """Whether the cluster is founded and has not fallen apart."""
         return self.founded and self.dissolved is None
 
-    def excuse(self, pause_s: float) -> None:
-        """The coordinator did not run for `pause_s` seconds: its holders have that much longer."""
-        self._whole_by += pause_s
+    @property
+    def kept_version(self) -> int:
+        """The version after its last averaging: what it had then, others have as well."""
+        return max(self.history.averages, default=-1) + 1
 
     def gap_is_final(self, now: float) -> str | None:
         """Reason to wait for nobody any longer, or None. Volunteers that were to fetch a state rest then."""
-        if now <= self._whole_by:
+        until = self._machine.barrier.return_by
+        fetched = self.admits and not self.gaps  # what is missing comes from the store
+        if now <= until + (self.context.config.sync_s if fetched else 0.0):
             return None
         if self._fetches:
             self.late = True
@@ -192,11 +246,10 @@ class Cluster:
         return "nothing was computed for too long"
 
     def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:
-        """Blocks of `volunteers` for which nobody else is here, if it is founded.
-
-        Also while it fetches: newcomers do as well in a new cluster, and nothing is stored until it is whole.
+        """Blocks of `volunteers` for which nobody else is here, while it fetches: newcomers do as well in a
+        new cluster, and nothing is stored until it is whole.
         """
-        if not self.founded:
+        if not self._fetches:
             return []
         places = [(v.peer, v.place) for v in self.members.volunteers.values() if v.place is not None]
         leaving = {v.peer for v in volunteers}

@@ -113,6 +113,20 @@ class ClusterAgendas:
         empty.members.recut(self._clusters.usual(empty.number))  # those it was cut for have left
         return [*places, *empty.members.places()]
 
+    def replicas(self, volunteer: VolunteerState, *, gaps: bool) -> list[m.Place]:
+        """Places of living clusters for one more holder, or only those that nobody has (`gaps`); none if none
+        fits `volunteer`'s memory.
+        """
+        living = [cluster for cluster in self._clusters.living if cluster.admits]
+        places = [
+            place
+            for cluster in living
+            for place in cluster.places_for(volunteer)
+            if not gaps or (place.begin, place.end) in cluster.gaps
+        ]
+        fits = any(place.open and volunteer.has_room(place) for place in places)
+        return places if fits and self.trains_on else []
+
     def empty(self, now: float) -> Cluster:
         """A cluster that nobody has begun."""
         here = [c for c in self._clusters if not c.founded and c.dissolved is None]

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
 from hetpeer.bootstrap.grouped.formation import Formation, Gathering
+from hetpeer.bootstrap.grouped.spares import MOVES_VERSION, Spares
 from hetpeer.bootstrap.log.rosters import held_in_averaging
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
@@ -26,9 +27,6 @@ from hetpeer.bootstrap.state.effects import (
     Send,
 )
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
-
-MOVES_VERSION = 5
-"""Wire version of volunteers that a `Granted` takes to another cluster."""
 
 
 class ClusterEvents:
@@ -50,6 +48,7 @@ class ClusterEvents:
         self._queue = queue
         self._unassigned = unassigned
         self._gathering = Gathering(config.gather_s)
+        self._spares = Spares(config.spare_s, clusters, agendas, unassigned)
         self.state = CoordinatorState.WAITING
 
     def by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
@@ -70,6 +69,8 @@ class ClusterEvents:
         while self.state is not CoordinatorState.FINISHED:
             more = (
                 self._remove_dissolved(now)
+                or self._begin_anew(now)
+                or self._leave_line(now)
                 or self._decide(now)
                 or self._install(now)
                 or self._found(now)
@@ -93,7 +94,9 @@ class ClusterEvents:
     # ── clusters come and go ────────────────────────────────────────────────────────────────────────────────
 
     def _remove_dissolved(self, now: float) -> list[Effect]:
-        """Remove clusters that have fallen apart: the others go on, and their volunteers choose again."""
+        """Remove clusters that have fallen apart: their volunteers choose again, and averagings go on without
+        them, and without others that have left.
+        """
         fallen = [cluster for cluster in self._clusters if cluster.dissolved is not None]
         effects: list[Effect] = [self._clusters.remove(cluster) for cluster in fallen]
         numbers = {cluster.number for cluster in fallen}
@@ -149,6 +152,10 @@ class ClusterEvents:
             effects += self._unassigned.enter(spared, self._agendas.places(spared, now))
         return self.settle(effects, now)
 
+    def place_spares(self, now: float) -> list[Effect]:
+        """Move volunteers that have waited long enough."""
+        return [effect for cluster, told in self._spares.place(now) for effect in self.by(cluster, told)]
+
     @property
     def waiting(self) -> list[Cluster]:
         """Clusters whose volunteers may be divided anew: those not founded; while others live, only those
@@ -187,13 +194,26 @@ class ClusterEvents:
         """Log an averaging and install it in those of `clusters` that can take a mean now."""
         ready = [self._clusters[number] for number in clusters if self._clusters[number].takes_mean]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
-        held = held_in_averaging({cluster.number: cluster.members.roster() for cluster in ready})
+        members = {cluster.number: self._averagings.members(cluster.number) for cluster in ready}
+        held = held_in_averaging(members)
         for cluster in ready:
             cluster.moves_on()
-        effects: list[Effect] = [self._clusters.log(kind=kind, **record, installed=steps, held=held)]
+        views = [(cluster.number, cluster.line.view) for cluster in ready if cluster.line.view]
+        lines = {"views": views} if views else {}
+        effects: list[Effect] = [self._clusters.log(kind=kind, **record, installed=steps, held=held, **lines)]
         for cluster in ready:
-            effects += self.by(cluster, cluster.installs(record, now))
+            effects += self.by(cluster, cluster.installs(members[cluster.number], now))
         return effects
+
+    def _begin_anew(self, now: float) -> list[Effect]:
+        """Begin steps anew in clusters that have left their group: the mean before them does not come."""
+        left = [c for c in self._clusters if c.mean is not None and not self._averagings.busy(c.number)]
+        return [effect for cluster in left for effect in self.by(cluster, cluster.begins_anew(now))]
+
+    def _leave_line(self, now: float) -> list[Effect]:
+        """Take clusters out of the queue that lack a block: they line up again once it is held."""
+        torn = [c.number for c in self._clusters if self._queue.waits(c.number) and not c.whole]
+        return self._form(self._queue.leave(torn, now), now)
 
     def _line_up(self, now: float) -> list[Effect]:
         """Queue up clusters that have trained their batches."""
@@ -203,6 +223,7 @@ class ClusterEvents:
             number = cluster.number
             if cluster.whole and not self._queue.knows(number):
                 self._clusters.sync_factor = max(1, self._clusters.sync_factor // 2)
+                cluster.begins(now)
                 base = (cluster.history.base or {}).get("cluster")
                 return self._form(self._queue.join(number, base, now), now) or self._line_up(now)
             if self._is_ready(cluster) and not self._queue.waits(number):
@@ -216,10 +237,10 @@ class ClusterEvents:
         return free and (cluster.at_rest or self._agendas.order.overlaps(cluster))
 
     def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
-        """Let `groups` average, without clusters that have fallen apart meanwhile."""
+        """Let `groups` average, without clusters that have fallen apart or lack a block meanwhile."""
         effects: list[Effect] = []
         for group in groups:
-            here = [cluster for cluster in map(self._clusters.get, group) if cluster is not None]
+            here = [cluster for cluster in map(self._clusters.get, group) if cluster and cluster.whole]
             effects += self._average(here, now)
         return effects
 

@@ -6,7 +6,7 @@ new ones, and those whose cluster has fallen apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -70,6 +70,11 @@ class UnassignedVolunteers:
 
     def __contains__(self, peer: str) -> bool:
         return peer in self._context.members.volunteers
+
+    @property
+    def peers(self) -> Collection[str]:
+        """The volunteers."""
+        return self._context.members.volunteers.keys()
 
     def enter(self, volunteer: VolunteerState, places: Sequence[m.Place]) -> list[Effect]:
         """Offer `places` to `volunteer`."""
@@ -183,8 +188,8 @@ class Clusters:
         """Open cluster `number` as the log knows it, with this agenda."""
         config, history = self._config, self._mentioned.pop(number, None) or self._new.of_another(number)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
-        members = Membership([cut], config.costs, history.departures, only=number)
-        line = m.TermView(term=self.term, view=0, cluster=number)
+        members = Membership([cut], config.costs, history.departures, only=number, shared=founded)
+        line = m.TermView(term=self.term, view=history.view, cluster=number)
         self.unused = max(self.unused, number + 1)
         context = CoordinatorContext(
             config,

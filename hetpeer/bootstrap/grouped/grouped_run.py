@@ -12,7 +12,8 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
-from hetpeer.bootstrap.grouped.averagings import AveragingRound, Averagings
+from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
+from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
@@ -82,10 +83,7 @@ class GroupedRun:
         if cluster is not None:
             return self._events.settle(self._to(cluster, peer, message, now), now)
         if peer not in self._unassigned:
-            return [
-                Send(peer, m.Fenced(why="the coordinator does not know this volunteer")),
-                Disconnect(peer),
-            ]
+            return [Disconnect(peer)]  # it begins a new session, and may bring its cluster's state back
         self._unassigned.heard(peer, now)
         match message:
             case m.Claim():
@@ -197,7 +195,8 @@ class GroupedRun:
         """Check leases, graces and deadlines. To be called a few times a second, and at `due_at`."""
         if self.state is CoordinatorState.FINISHED:
             return []
-        effects = [*self._unassigned.tick(now), *self._events.settle(self._silence(now), now)]
+        effects = [*self._events.place_spares(now), *self._unassigned.tick(now)]
+        effects += self._events.settle(self._silence(now), now)
         for cluster in list(self.clusters):
             effects += self._events.by(cluster, cluster.coordinator.tick(now))
         effects = self._events.settle(effects, now)
@@ -244,16 +243,22 @@ class GroupedRun:
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         """Begin a session: with the cluster that has room for the place `peer` held, else unassigned."""
-        known = self.clusters.of(peer)
+        known, back = self.clusters.of(peer), self.clusters.get(hello.cluster)
         if refusal := self._unassigned.refuse(peer, hello):
             return refusal
         if known is not None and (older := known.coordinator.handshake.refuse(peer, hello)):
             return older
-        effects = [] if known is None else self._events.by(known, known.end_session(peer, now))
+        if back is not None and (hello.place is None or not back.takes_back(peer, hello.place)):
+            back = None
+        effects: list[Effect] = []
+        if known is not None and known is not back:
+            effects = self._events.by(known, known.end_session(peer, now))
+        for cluster in self.clusters:
+            if cluster is not back:
+                cluster.expects_no_more(peer, now)
         if peer in self._unassigned:
             self._unassigned.leave(peer)
-        back = self.clusters.get(hello.cluster)
-        if back is not None and hello.place is not None and back.has_room(hello.place):
+        if back is not None:
             return effects + self._events.by(back, back.coordinator.receive(peer, hello, now))
         return effects + self._unassign(VolunteerState.of(peer, hello, now), now)
 

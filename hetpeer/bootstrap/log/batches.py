@@ -76,6 +76,9 @@ class BatchLineage:
             case "founded":
                 self._in[cluster] = {}
                 self._put(cluster, self._stored, record["version"])
+            case "rollback":  # to the version that the cluster has: it takes other batches in a new view
+                for handed in self._handed.pop(cluster, ()):
+                    heapq.heappush(self._again, handed)
             case "dissolved":
                 self._promised.pop(cluster, None)
                 for handed in self._handed.pop(cluster, ()):

@@ -8,7 +8,7 @@ asynchronous.md, "Every contribution".
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -119,7 +119,8 @@ class ContributionLog:
         """Contributions in log order; within a step by state, peer and id."""
         steps: dict[tuple[int, int], Contribution] = {}
         """Cluster and step → a contribution of its last commit."""
-        view = 0
+        views: Counter[int] = Counter()
+        """Cluster → view."""
         for record in self._records:
             cluster = record.get("cluster", 0)
             match record["kind"]:
@@ -132,8 +133,9 @@ class ContributionLog:
                             yield from self._named(steps[cluster, step], late, LATE, AFTERWARDS)
                 case "rollback" | "dissolved" | "halt":
                     for step in record.get("given_up", ()):
-                        yield from self._late_and_lost(self._of(step, cluster, view), step, GIVEN_UP)
-                    view = record.get("view", view)
+                        told = self._of(step, cluster, views[cluster])
+                        yield from self._late_and_lost(told, step, GIVEN_UP)
+                    views[cluster] = record.get("view", views[cluster])
                 case _:
                     pass
 

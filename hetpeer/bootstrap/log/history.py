@@ -240,6 +240,11 @@ class Decision:
         return f"step {self.step} of cluster {self.cluster}" if self.cluster else f"step {self.step}"
 
 
+def view_in(record: Record, cluster: int) -> int:
+    """View of `cluster` when it installed the averaging of `record`."""
+    return int(dict(record.get("views", ())).get(cluster, 0))
+
+
 def decisions_of(record: Record) -> Iterator[Decision]:
     """Decisions of a record: one for a commit, one per cluster that installed an averaging."""
     match record["kind"]:
@@ -261,7 +266,7 @@ def decisions_of(record: Record) -> Iterator[Decision]:
             for cluster, step in record["installed"]:
                 yield Decision(
                     cluster=cluster,
-                    view=0,
+                    view=view_in(record, cluster),
                     step=step,
                     plan=record["plan"],
                     digests=digests,

@@ -140,11 +140,11 @@ def checked_share(
         fix = "leave one of them out"
     elif grouped and asked:
         what = "a grouped run cannot have --spot-checks"
-        why = "only one volunteer of a pipeline holds a block, so nobody else can compute the same"
+        why = "most blocks have one holder in a pipeline, so nobody else can compute the same"
         fix = "leave it out (--robust limits the harm of false parameters), or use --mode exact"
     elif admits_anybody and grouped:
         what = "everybody may take part in this run, and nobody can check a grouped one"
-        why = "only one volunteer of a pipeline holds a block, so nobody else can compute the same"
+        why = "most blocks have one holder in a pipeline, so nobody else can compute the same"
         fix = "add --unchecked if you trust everybody who may come, or --admission invited"
     elif admits_anybody and odd is not None:
         what = f"everybody may take part in this run, and with the codec {odd} nobody can check it"

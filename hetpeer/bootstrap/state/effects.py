@@ -87,6 +87,8 @@ class CoordinatorConfig:
     """Rules of spot checks; None: nothing is checked."""
     gather_s: float = 0.0
     """Seconds without a newcomer until the first clusters are founded as they came; 0: at once."""
+    spare_s: float = 40.0
+    """Seconds that a volunteer waits for a cluster of its own until it becomes a replica in a living one."""
     move_s: float = 5.0
     """A redundant volunteer is moved to a block that nobody has held or prepared for this long."""
 

@@ -39,8 +39,9 @@ class Membership:
     """The table of volunteers.
 
     `layouts[c % len]` is cluster c's cut of the blocks into ranges; `arranged` replaces it for the first
-    clusters. `departures`: peer → how often it has left. With `only` there is that cluster alone. `backups`:
-    peers that keep a place and take part in no step (docs/planning.md, "Backups").
+    clusters. `departures`: peer → how often it has left. With `only` there is that cluster alone; while it is
+    `shared`, its places stay open and have any number of volunteers. `backups`: peers that keep a place and
+    take part in no step (docs/planning.md, "Backups").
     """
 
     def __init__(
@@ -51,8 +52,11 @@ class Membership:
         only: int | None = None,
         arranged: Sequence[Sequence[Range]] = (),
         backups: Iterable[str] = (),
+        *,
+        shared: bool = False,
     ) -> None:
         self._only = only
+        self.shared = shared
         self.backups = frozenset(backups)
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self.arrange(arranged)
@@ -83,7 +87,7 @@ class Membership:
         """
         reserved = self.reserved.closed_to(newcomer)
         present = (v for v in self.volunteers.values() if not (v.slow and yielding))
-        taken = {(v.cluster, v.place) for v in present if v.place is not None}
+        taken = set() if self.shared else {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
         for volunteer in self.volunteers.values():
             for block in range(*(volunteer.place or (0, 0))) if not volunteer.slow else ():
@@ -151,7 +155,8 @@ class Membership:
         """
         if not 0 <= place[0] < place[1] <= self.blocks:
             return False
-        taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
+        others = (v for v in self.volunteers.values() if v is not volunteer and not self.shared)
+        taken = {(v.cluster, v.place) for v in others}
         first = range(len(self.volunteers) + len(self._layouts) + len(self._arranged))
         clusters = first if self._only is None else (self._only,)
         for cluster in sorted(clusters, key=lambda cluster: self.reserved.rank(volunteer, (cluster, place))):

@@ -107,7 +107,7 @@ class SimStates:
         for name in order.sources.get(block, ()):
             holder = self._swarm.volunteers[name]
             if name != self._name and holder.alive and not holder.frozen:
-                state = holder.state(order.version, block)
+                state = holder.state(order.line.cluster, order.version, block)
                 if state is not None and wanted in (None, self._swarm.numerics.digest(state)):
                     return state
         stored = self._swarm.store.sealed(order.origin, order.version, block)
@@ -179,6 +179,7 @@ class SimCheckpointStore:
         """Fetch the states of a checkpoint one by one from `savers`; `here`: blocks that are stored."""
         host, random = self._host, self._world.random
         life, version, savers = host.life, order.version, order.savers
+        cluster = order.line.cluster
         self._asked = order
 
         def fetch() -> None:
@@ -186,11 +187,11 @@ class SimCheckpointStore:
                 return
             block = next(b for b in savers if b not in here)
             saver = self._volunteers[savers[block]]
-            state = saver.state(version, block) if saver.alive and not saver.frozen else None
+            state = saver.state(cluster, version, block) if saver.alive and not saver.frozen else None
             if state is not None:
                 here.add(block)
                 digest = self._numerics.digest(state)
-                self._states[order.line.cluster, version, block, digest] = state
+                self._states[cluster, version, block, digest] = state
                 host.event("saved", lambda core, now: core.saved(order, block, digest, now))
                 if len(here) < len(savers):
                     self._collect(order, here, TRIES)

@@ -280,6 +280,6 @@ class SimVolunteer:
             self.later(process, self._sending.look_at_board)
             self.swarm.world.after(LOOK_S, lambda: self._look_at_board(process))
 
-    def state(self, version: int, block: int) -> Any:
-        """State of `block` at `version` for another peer; None if it is not here."""
-        return self._states.give(version, block)
+    def state(self, cluster: int, version: int, block: int) -> Any:
+        """State of `block` at `version` of `cluster` for another peer; None if it is not here."""
+        return self._states.give(version, block) if cluster == self.member.line.cluster else None

@@ -359,8 +359,8 @@ def _unchecked(manifest: Manifest, rows: Sequence[PeerRow]) -> tuple[str, ...]:
     if not manifest.trust.spot_checks:
         return ()
     roster = {row.peer: row.blocks for row in rows if row.holds and row.blocks is not None}
-    alone = manifest.averaging is not None
-    return tuple(roster if alone else unchecked(roster))  # in a grouped run nobody else is in one's pipeline
+    grouped = manifest.averaging is not None
+    return tuple(roster if grouped else unchecked(roster))  # nobody is checked in a grouped run
 
 
 def _has(row: PeerRow, block: int) -> bool:

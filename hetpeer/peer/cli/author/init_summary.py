@@ -29,7 +29,7 @@ def summary(run: RunDirectory, *, of_library: bool, adapters: bool) -> Iterator[
     checked = f"{share:.0%} of their work is computed a second time and compared"
     choice = "--spot-checks 0.05 checks some of it"
     if manifest.averaging is not None:
-        choice = "nobody can check a grouped run"  # only one volunteer of a pipeline holds a block
+        choice = "nobody can check a grouped run"  # most blocks have one holder in a pipeline
     trusted = f"their work is not checked ({choice})"
     how = f" ({policy.how})" if policy.how else ""
     yield f"{policy.describe}{how}; {checked if share else trusted}"
