@@ -4,7 +4,8 @@ is it whole again?
 Homes with slow uplinks (root), four stages, each held by several volunteers. Every half minute something
 happens to one of them or to the coordinator, as the seed has it: killed and started again, its worker killed,
 frozen for two leases, cut off, its uplink slow. At the end all is healed, and the run must go on. Then the
-volunteers' signed logs are audited, and every loss is compared with one machine's.
+volunteers' signed logs are audited, and every loss is compared with one machine's. With `--mode grouped` they
+are clusters that train batches of their own and average (docs/averaging.md).
 
 Recovery: from the fault to the commit of the first step that began after it, less a step's usual time
 (peer/demo/demo_run.py). Goodput: what was counted of all forwards that were computed, in microbatches times
@@ -30,6 +31,7 @@ from benchmarks import report
 from benchmarks.swarm import Model, Site, Swarm, endless, make_run, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.peer.demo.demo_report import collect_evidence
 from hetpeer.peer.demo.demo_run import recovery_seconds
 from hetpeer.peer.process.hetpeer_children import end_all
@@ -60,6 +62,13 @@ class Trial:
     offload: str = "auto"
     """As of `join`."""
     dtype: Literal["float32", "bf16"] = "float32"
+    mode: Literal["exact", "grouped"] = "exact"
+    """As of `init`."""
+
+    @property
+    def averaging(self) -> AveragingSettings | None:
+        """Settings of averagings; None: exact."""
+        return AveragingSettings() if self.mode == "grouped" else None
 
 
 Beside = Callable[[Swarm], Coroutine[Any, Any, None]]
@@ -81,12 +90,13 @@ async def train(trial: Trial, folder: Path, beside: Beside = _nothing) -> dict[s
 
 async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[str, Any]:
     training = endless(MICROBATCHES, checkpoint_every=10).model_copy(update={"dtype": trial.dtype})
-    run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, trial.seed)
+    model = Model(width=32, heads=2, sequence_length=32)
+    run = make_run(folder, model, STAGES, training, trial.seed, averaging=trial.averaging)
     options = "--trace", "--offload", trial.offload
     async with running(run, folder, trial.peers, *options, site=Site(lab=lab)) as swarm:
         await swarm.until(WARM_UP_STEPS, 240.0)
         chaos = Chaos(swarm, lab, trial.peers, LEASE_S, trial.kinds, trial.seed)
-        began, version = time.monotonic(), swarm.feed.history.version
+        began, before = time.monotonic(), done(swarm)
         due = began
         watching = asyncio.create_task(beside(swarm))
         while time.monotonic() - began < 60 * trial.minutes:
@@ -94,27 +104,28 @@ async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[s
                 chaos.strike()
                 due += trial.every_s
             await look(swarm)
-        chaos_s, chaos_steps = time.monotonic() - began, swarm.feed.history.version - version
+        chaos_s, chaos_steps = time.monotonic() - began, done(swarm) - before
         await chaos.healed()
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
         alive_after = time.monotonic()
-        healed = swarm.feed.history.version + HEALED_STEPS
-        while swarm.feed.history.version < healed and time.monotonic() - alive_after < HEALED_S:
+        healed = done(swarm) + HEALED_STEPS
+        while done(swarm) < healed and time.monotonic() - alive_after < HEALED_S:
             await look(swarm)
-        goes_on = swarm.feed.history.version >= healed
+        goes_on = done(swarm) >= healed
         await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
         swarm.feed.poll()
     collect_evidence(run, map(swarm.home, range(1, trial.peers + 1)))
     executed = forwards(folder)
-    steps = swarm.feed.history.version
+    steps = done(swarm)
     verdict = audit(run.path)
     replayed = replay(run.path)
+    expected = steps if trial.averaging is None else replayed.steps
     recovery = recoveries(chaos.faults, swarm)
     goodput = verdict.counted * len(run.manifest.blocks) / max(executed, 1)
     met = {
-        "exactly once": verdict.ok and replayed.ok and replayed.equal == steps,
+        "exactly once": verdict.ok and replayed.ok and replayed.equal == expected,
         "goes on after healing": goes_on,
         "killed": _within(recovery, ("kill", "kill worker"), KILLED_S, statistics.median),
         "frozen or cut off": _within(recovery, ("freeze", "cut"), AWAY_S, max),
@@ -125,6 +136,8 @@ async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[s
         "minutes": trial.minutes,
         "offload": trial.offload,
         "dtype": trial.dtype,
+        "mode": trial.mode,
+        "dissolved": sum(one.record["kind"] == "dissolved" for one in swarm.feed.seen),
         "faults": len(chaos.faults),
         "faults_by_kind": {kind: len(seconds) for kind, seconds in recovery.items()},
         "recovery_s": recovery,
@@ -139,6 +152,13 @@ async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[s
         "goals": met,
         "met": all(met.values()),
     }
+
+
+def done(swarm: Swarm) -> int:
+    """Updates of the surviving history; all updates of clusters, if they train batches of their own."""
+    if swarm.run.manifest.averaging is None:
+        return swarm.feed.history.version
+    return sum(one.record["kind"] == "commit" for one in swarm.feed.seen)
 
 
 async def look(swarm: Swarm) -> None:
@@ -175,7 +195,7 @@ def show(figures: dict[str, Any]) -> None:
         f"{figures['peers']} peers, {figures['minutes']} minutes, {figures['faults']} faults: "
         f"{figures['steps']} steps"
         f" ({figures['steps_a_minute']} a minute, {figures['usual_step_s']} s each as a rule), "
-        f"{figures['rollbacks']} rollbacks"
+        f"{figures['rollbacks']} rollbacks, {figures['dissolved']} clusters dissolved"
     )
     for kind, seconds in figures["recovery_s"].items():
         known = [one for one in seconds if one is not None]
@@ -211,6 +231,9 @@ def main() -> int:
     parser.add_argument(
         "--dtype", choices=("float32", "bf16"), default=usual.dtype, help="as of `hetpeer init`"
     )
+    parser.add_argument(
+        "--mode", choices=("exact", "grouped"), default=usual.mode, help="as of `hetpeer init`"
+    )
     parser.add_argument("--keep", type=Path, help="leave logs and traces in this folder")
     options = parser.parse_args()
     trial = Trial(
@@ -221,6 +244,7 @@ def main() -> int:
         seed=options.seed,
         offload=options.offload,
         dtype=options.dtype,
+        mode=options.mode,
     )
     with tempfile.TemporaryDirectory(prefix="hetpeer-chaos-") as scratch:
         folder = options.keep or Path(scratch)
@@ -228,6 +252,7 @@ def main() -> int:
         figures = asyncio.run(train(trial, folder))
     usual_memory = (options.offload, options.dtype) == (usual.offload, usual.dtype)
     name = "chaos-some" if options.kinds != KINDS else "chaos" if usual_memory else "chaos-offload"
+    name = name if options.mode == usual.mode else f"{name}-grouped"
     return report.finish(name, figures, options, show)
 
 
