@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,10 +179,12 @@ async def hetpeer(run: RunDirectory, folder: Path, grid: Grid, steps: int) -> li
     return [commit["seconds"] for commit in commits]
 
 
-async def arrive(swarm: Swarm, devices: Iterable[int]) -> None:
-    """Have them come one after the other, each when the one before has its place."""
+async def arrive(
+    swarm: Swarm, devices: Iterable[int], options: Callable[[int], Sequence[str]] = lambda _device: ()
+) -> None:
+    """Have them come one after the other, each when the one before has its place; `options` of `join`."""
     for device in devices:
-        await swarm.add(device + 1)
+        await swarm.add(device + 1, *options(device))
         async with asyncio.timeout(WITHIN_S):
             while not HAS_A_PLACE.search(swarm.said(device + 1)):
                 swarm.check()

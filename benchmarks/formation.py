@@ -52,18 +52,23 @@ def work() -> StepDemand:
     return replace(preset(MODEL, MICROBATCHES), averaging=Averaging(interval=INTERVAL))
 
 
-def volunteers(seed: int) -> Devices:
-    """Speeds and uplinks in geometric steps, which of whom is chance, as is memory."""
+def half_of(demand: StepDemand) -> float:
+    """Bytes that the larger half of the model takes at a device, in training."""
+    middle = len(demand) // 2
+    most = max(demand.memory[:middle].sum(), demand.memory[middle:].sum())
+    return float(most + 8 * demand.kept[:middle].sum())
+
+
+def volunteers(seed: int, demand: StepDemand, speeds: tuple[float, float] = (SLOWEST, FASTEST)) -> Devices:
+    """Speeds and uplinks in geometric steps, which of whom is chance, as is memory for `demand`."""
     random = np.random.default_rng(seed)
     up = random.permutation(np.geomspace(*UPLINKS, VOLUNTEERS))
     latency = random.uniform(0.005, 0.06, (VOLUNTEERS, VOLUNTEERS))
     latency = (latency + latency.T) / 2
     np.fill_diagonal(latency, 0.0)
-    demand = work()
-    half = max(demand.memory[:4].sum(), demand.memory[4:].sum()) + 8 * demand.kept[:4].sum()
     return Devices(
-        flops=random.permutation(np.geomspace(SLOWEST, FASTEST, VOLUNTEERS)),
-        memory=half * random.uniform(*ROOM, VOLUNTEERS),
+        flops=random.permutation(np.geomspace(*speeds, VOLUNTEERS)),
+        memory=half_of(demand) * random.uniform(*ROOM, VOLUNTEERS),
         uplink=up,
         latency=latency,
         bandwidth=np.minimum(up[:, None], DOWN * up[None, :]),
@@ -125,7 +130,8 @@ def row(clusters: Clusters | None) -> dict[str, Any]:
 
 def solve(seed: int) -> dict[str, dict[str, Any]]:
     """Way → figures, of one network."""
-    devices, demand = volunteers(seed), work()
+    demand = work()
+    devices = volunteers(seed, demand)
     cuts, random = PipelineCuts(devices, demand), np.random.default_rng(seed)
     arrived = [by_arrival(cuts, random.permutation(VOLUNTEERS).tolist()) for _ in range(ORDERS)]
     ranked = sorted((one for one in arrived if one is not None), key=lambda one: one.batches_per_s)

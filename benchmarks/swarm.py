@@ -43,7 +43,7 @@ WITHOUT_END = TrainingSettings(
     checkpoint_every=NEVER,
 )
 """Nothing but steps, as long as somebody looks on."""
-ENTRIES = {COMMAND[-1], "benchmarks.observed", "benchmarks.loop_lag"}
+ENTRIES = {COMMAND[-1], "benchmarks.observed", "benchmarks.loop_lag", "benchmarks.slowed"}
 Step = tuple[int, int, int]
 """Term, view and number."""
 KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")

@@ -107,7 +107,8 @@ def test_ravnests_clusters_are_balanced_and_have_the_memory() -> None:
 
 
 def test_eight_uneven_volunteers_in_the_worst_order() -> None:
-    devices, demand = volunteers(0), work()
+    demand = work()
+    devices = volunteers(0, demand)
     cuts, random = PipelineCuts(devices, demand), np.random.default_rng(0)
     arrived = [by_arrival(cuts, random.permutation(8).tolist()) for _ in range(100)]
     found = divided(devices, demand, 0, looks(400))

@@ -1,0 +1,41 @@
+"""hetpeer on a slower machine of its own: the same command line, whose compute workers have a part of a
+processor each.
+
+`python -m benchmarks.slowed 0.25 join …` (root; tests/wanlab/processors.py). The part counts from the
+worker's warm-up on, which measures its speed: importing torch at a hundredth of a machine would take minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+import psutil
+
+from hetpeer.peer.cli.main import run
+from hetpeer.peer.daemon import volunteer_life
+from hetpeer.stages.ipc.compute import Compute
+from tests.wanlab.processors import Processor
+
+
+def slow_down(cores: float) -> None:
+    """Give each compute worker of this process so much of a processor, as soon as it has started.
+
+    It shares that with nobody, which the boot's id would say.
+    """
+    start, boot = Compute.start, str(uuid.uuid4())
+    volunteer_life.boot_id = lambda: boot
+
+    async def slowed(*arguments: object, **named: object) -> Compute:
+        compute = await start(*arguments, **named)  # type: ignore[arg-type]
+        for child in psutil.Process().children(recursive=True):
+            if any(part.endswith("worker_main") for part in child.cmdline()):
+                Processor(child.pid, cores)
+        return compute
+
+    Compute.start = slowed  # type: ignore[method-assign,assignment]
+
+
+if __name__ == "__main__":
+    slow_down(float(sys.argv.pop(1)))
+    run()
