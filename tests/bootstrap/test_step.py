@@ -53,6 +53,19 @@ def test_links_aim_at_what_was_last_said_in_whatever_state():
     assert {CoordinatorState.TRAINING, CoordinatorState.REDUCING} <= seen
 
 
+def test_links_aim_at_more_seconds_while_the_ratio_rises():
+    court = Court(layouts=(((0, 1), (1, 2)),), link_ratio=100.0, link_warmup=2)
+    for peer, other in ("ab", "ba"):
+        court.prepare(peer)
+        court.tell(peer, m.Paced(computing=0.1, links={other: 40.0}))
+    court.begin_prepared("a", "b")
+    found = []
+    while court.core.step < 3:
+        found.append(court.sent["a", "begin"].target)
+        court.commit("a", "b")
+    assert found == pytest.approx([10.0, 2.0, 0.4])
+
+
 def test_a_step_is_committed_when_all_holders_voted_alike():
     court = training()
     effects = court.count("a")

@@ -12,7 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.link_book import EASE, LEAST, RECENT, LinkBook, PaceClaim
 from hetpeer.peer.transport.uplink import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
-from hetpeer.stages.links.adaptive_ratio import SLACK, coding_for, ratio_of, share_for
+from hetpeer.stages.links.adaptive_ratio import GENTLE, SLACK, coding_for, ratio_of, share_for, warmed_up
 from hetpeer.stages.links.codec import Codec
 from tests.stages.aims import target_of
 
@@ -158,6 +158,23 @@ def test_the_author_bounds_the_ratio_and_may_ask_for_it_everywhere():
     assert links.coding("far", MIB, 4.0, gradient=False) == coding_for(SPARSE, 8.0)
     everywhere = book(ratio=8.0, adaptive=False)
     assert everywhere.coding("unknown", MIB, 4.0, gradient=True) == coding_for(SPARSE, 8.0)
+
+
+def test_the_ratio_rises_by_an_equal_factor_with_each_step_of_the_warm_up():
+    assert [warmed_up(64.0, batch, 4) for batch in range(6)] == pytest.approx([4, 8, 16, 32, 64, 64])
+    assert warmed_up(64.0, 0, 0) == 64.0
+    assert warmed_up(2.0, 0, 10) == 2.0  # it is below what the warm-up would begin with
+
+
+def test_a_link_is_compressed_more_and_more_while_the_ratio_rises():
+    for adaptive in (True, False):
+        links = book(ratio=64.0, ratio_warmup=10, adaptive=adaptive)
+        links.target = 1e-6
+        links.measured("far", MIB, 0.1)
+        found = []
+        for links.batch in (0, 5, 10, 20):
+            found.append(links.coding("far", MIB, 4.0, gradient=False))
+        assert found == [coding_for(SPARSE, most) for most in (GENTLE, 16.0, 64.0, 64.0)]
 
 
 def test_gradients_may_have_a_codec_of_their_own():

@@ -20,6 +20,7 @@ from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, Failur
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
 from hetpeer.bootstrap.state.work_shares import few, link_costs, link_targets, rates, shunned
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.links.adaptive_ratio import warmed_up
 
 
 class CoordinatedStep:
@@ -52,7 +53,8 @@ class CoordinatedStep:
         self.began_at = now
         self.roster, ready = members.roster(), members.ready()
         speeds = rates(ready, members.costs)
-        self._targets = link_targets(ready, config.link_ratio, context.issue_limits.limited)
+        most = warmed_up(config.link_ratio, work.batch, config.link_warmup)
+        self._targets = link_targets(ready, most, context.issue_limits.limited)
         links = link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None)
         apart = context.reputation.apart | shunned(ready)
         self.ledger = StepLedger(train, evaluation, members.blocks)

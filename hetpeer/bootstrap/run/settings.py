@@ -13,6 +13,7 @@ from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
 from hetpeer.bootstrap.run.owner_signature import Count, ManifestPart, Positive
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
+from hetpeer.stages.links.adaptive_ratio import warmed_up
 from hetpeer.stages.links.codec import Codec, dense_codec_names
 
 Factor = Annotated[float, Field(ge=0, le=1000)]
@@ -98,18 +99,26 @@ DenseCodecName = Annotated[str, AfterValidator(_known_dense_codec)]
 class LinkSettings(ManifestPart):
     """Compression of tensors between volunteers (docs/links.md)."""
 
+    LATER = frozenset({"ratio_warmup"})
+
     codec: CodecName = "none"
     """Strongest codec that a link may use for activations."""
     backward: CodecName | None = None
     """Strongest codec for gradients; None: as for activations."""
     ratio: Annotated[float, Field(ge=1, le=1000)] = 100.0
     """Largest compression ratio of a link."""
+    ratio_warmup: Count = 0
+    """First steps, in which that ratio rises from 4."""
     adaptive: bool = True
     """True: only slow links compress, as far as it helps. False: every link compresses by `ratio`."""
     feedback: bool = False
     """Error feedback: add what compression lost of a gradient to the next one of that border or block."""
     reduce: DenseCodecName = "none"
     """Codec for gradients and parameters in a reduce (docs/averaging.md)."""
+
+    def ratio_in(self, batch: int) -> float:
+        """Largest compression ratio of a link in batch `batch`, from 0."""
+        return warmed_up(self.ratio, batch, self.ratio_warmup)
 
     @property
     def codecs(self) -> tuple[Codec, Codec]:

@@ -73,6 +73,7 @@ def coordinator_config(
         plan=plan,
         gather_s=0.0 if placement is None or manifest.averaging is None else GATHER_S,
         link_ratio=manifest.links.ratio,
+        link_warmup=manifest.links.ratio_warmup,
         compression=of_links(manifest.links),
         return_s=longest_absence_s(len(run.signed.reliable)),
         checks=None

@@ -59,6 +59,8 @@ class CoordinatorConfig:
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0
     """Largest factor by which a link may shrink its bundles."""
+    link_warmup: int = 0
+    """First batches, in which that factor rises to it."""
     compression: plan_inputs.Compression = PLAIN
     """The compression that results; routes take it into account."""
     lease_s: float = 10.0

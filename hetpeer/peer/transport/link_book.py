@@ -101,6 +101,8 @@ class LinkBook:
     def __init__(self, settings: LinkSettings) -> None:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
+        self.batch = 0
+        """Batch of the step that began last: the largest ratio may depend on it."""
         self.outflow, self.reducing = UplinkRate(), UplinkRate()
         """Rates of all links together: always, and during reduces, when they likely wait for our uplink."""
         self._settings = settings
@@ -180,10 +182,11 @@ class LinkBook:
         limit = self._backward if gradient else self._forward
         if limit.values is None:
             return AdaptiveRatio(Codec())
+        most = self._settings.ratio_in(self.batch)
         if not self._settings.adaptive:
-            return coding_for(limit, self._settings.ratio, width)
+            return coding_for(limit, most, width)
         seconds = nbytes / link.rate if link.rate else 0.0
-        aim, most = self.target or self.computing, self._settings.ratio
+        aim = self.target or self.computing
         if not aim:
             return AdaptiveRatio(Codec())
         needed = ratio_of(seconds, max(aim, WORTH_S), most)

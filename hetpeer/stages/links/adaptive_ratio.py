@@ -16,6 +16,8 @@ from hetpeer.stages.links.value_codecs import VALUE_CODECS
 
 LEAST_SHARE = 1e-4
 """Smallest share of elements that is kept."""
+GENTLE = 4.0
+"""Ratio of a warm-up's first step: bytes in place of float32, so that next to nothing is lost."""
 SLACK = 0.5
 """Fraction of the target that a link may take if only rounding is needed.
 
@@ -70,6 +72,19 @@ def share_for(codec: Codec, ratio: float, width: float = 4.0) -> float:
         else:
             high = middle
     return low
+
+
+def warmed_up(most: float, batch: int, steps: int) -> float:
+    """Largest ratio in batch `batch` (from 0), if it rises to `most` in the first `steps` batches.
+
+    It rises by an equal factor with each of them, from GENTLE: gradients are largest, and the model has not
+    got used to its cuts, at the beginning (Deep Gradient Compression, arXiv 1712.01887, section 3.3).
+
+    warmed_up(100.0, 50, 100)  # 20.0
+    """
+    if batch >= steps or most <= GENTLE:
+        return most
+    return float(GENTLE * (most / GENTLE) ** (batch / steps))
 
 
 def ratio_of(seconds: float, target: float, most: float) -> float:

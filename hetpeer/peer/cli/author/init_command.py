@@ -181,6 +181,7 @@ def init(
         str | None, typer.Option(help="The same for gradients (default: as --codec).")
     ] = None,
     ratio: Annotated[float, typer.Option(help="Largest factor by which a link may compress.")] = 100.0,
+    ratio_warmup: Annotated[int, typer.Option(help="First steps, in which that factor rises from 4.")] = 0,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Compress on every link by --ratio, not on slow ones only.")
     ] = False,

@@ -81,7 +81,8 @@ def _links(links: LinkSettings) -> str:
         return "tensors are sent bit for bit"
     where = "slow links only" if links.adaptive else "every link"
     facts = [f"activations {links.codec}, gradients {links.backward or links.codec}"]
-    facts.append(f"at most {links.ratio:g} times smaller, on {where}")
+    rises = f" after {counted(links.ratio_warmup, 'step')}" if links.ratio_warmup else ""
+    facts.append(f"at most {links.ratio:g} times smaller{rises}, on {where}")
     facts.append(f"reduce {links.reduce}")
     return ", ".join(facts)
 
