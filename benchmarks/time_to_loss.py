@@ -1,0 +1,155 @@
+"""Time to a loss for clusters that average, among stragglers (SDPipe's claim: 1.5 to 2.3 times as fast as
+all-reduce), with real processes.
+
+The clusters, lines and stragglers (hete-B) of `benchmarks.stragglers`, but batches so small that one cluster
+alone learns from noise: without any synchronisation the target must not be reached, or the benchmark shows
+nothing. The target is what all-reduce has at its end, the middle of its last evaluations; the time is from
+the first batch to the first evaluation at which the middle of three is at the target. Every way trains the
+same batches. Evaluations are of one cluster, also without synchronisation.
+
+    python -m benchmarks.time_to_loss
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import clusters, report
+from benchmarks.clusters import CLUSTERS, STAGES
+from benchmarks.stragglers import LATENCY_MS, Naps
+from benchmarks.swarm import NEVER, Model
+from hetpeer.bootstrap.run.settings import AveragingSettings, Outer, TrainingSettings
+from tests.wanlab.lab import Lab
+
+SLEEP_S = 1.5
+"""Of a straggler: one and a half batches, as in hete-B."""
+LONG = 8
+"""Batches between averagings of an outer optimizer."""
+ALL, NONE = "all-reduce", "no synchronisation"
+WAYS = {
+    ALL: AveragingSettings(span=1, window_s="all"),
+    NONE: AveragingSettings(span=NEVER, window_s=0.0),
+    "grouped": AveragingSettings(),
+    "grouped, delayed": AveragingSettings(delayed=True),
+    "grouped, corrected": AveragingSettings(corrected=True),
+    "grouped, outer": AveragingSettings(interval=LONG, outer=Outer()),
+}
+TRAINING = TrainingSettings(
+    steps=320,
+    batch_size=4,
+    microbatch_size=1,
+    slot_size=2,
+    eval_every=16,
+    eval_microbatches=64,
+    checkpoint_every=NEVER,
+    learning_rate=5e-3,
+)
+MODEL = Model(width=32, layers=2, heads=2, sequence_length=32)
+SHARE = 0.67
+"""Goal: of the time of all-reduce."""
+LAST = 3
+"""Evaluations whose middle counts."""
+
+
+def reached(evaluations: Sequence[Sequence[float]], target: float) -> float | None:
+    """Seconds until the middle of `LAST` evaluations, (seconds, loss) each, is at the target; None: never."""
+    for end in range(LAST, len(evaluations) + 1):
+        if statistics.median(loss for _, loss in evaluations[end - LAST : end]) <= target:
+            return float(evaluations[end - 1][0])
+    return None
+
+
+def last(run: dict[str, Any]) -> float:
+    """The middle of the last evaluations before the final one, which is of the mean of all clusters."""
+    return float(statistics.median(loss for _, loss in run["evaluations"][-LAST - 1 : -1]))
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """Every way with several seeds; ways take turns."""
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
+    for turn in range(options.rounds):
+        for way in options.ways:
+            naps = Naps(SLEEP_S, options.seed + turn)
+            with (
+                Lab(clusters.network(1000.0, 1000.0, latency_ms=LATENCY_MS)) as lab,
+                tempfile.TemporaryDirectory(prefix="hetpeer-time-") as folder,
+            ):
+                one = asyncio.run(_trained(naps, lab, Path(folder), WAYS[way], options.seed + turn))
+            found[way].append(one)
+            print(f"{way}: {one}", file=sys.stderr, flush=True)
+    target = statistics.median(last(run) for run in found[ALL])
+    rows = {way: _row(runs, target) for way, runs in found.items()}
+    goals = goals_of(rows)
+    return {
+        "clusters": CLUSTERS,
+        "stages": STAGES,
+        "latency_ms": LATENCY_MS,
+        "batches": TRAINING.steps,
+        "rounds": options.rounds,
+        "target": target,
+        "ways": rows,
+        "runs": found,
+        "goals": goals,
+        "met": all(goals.values()),
+    }
+
+
+async def _trained(
+    naps: Naps, lab: Lab, folder: Path, averaging: AveragingSettings, seed: int
+) -> dict[str, Any]:
+    found = await clusters.trained(lab, folder, MODEL, TRAINING, averaging, seed=seed, look=naps.look)
+    await naps.over()
+    return found
+
+
+def _row(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
+    times = [reached(run["evaluations"], target) for run in runs]
+    known = [seconds for seconds in times if seconds is not None]
+    return {
+        "batches_per_s": statistics.median(run["batches_per_s"] for run in runs),
+        "last": statistics.median(last(run) for run in runs),
+        "loss": statistics.median(run["loss"] for run in runs),
+        "reached_s": times,
+        "seconds": statistics.median(known) if len(known) == len(times) else None,
+    }
+
+
+def goals_of(rows: dict[str, dict[str, Any]]) -> dict[str, bool]:
+    """Whether the target tells anything, and which ways reach it soon enough."""
+    usual = rows[ALL]["seconds"]
+    goals = {}
+    if NONE in rows:
+        goals["the target is out of reach without synchronisation"] = not any(rows[NONE]["reached_s"])
+    for way, row in rows.items():
+        if way not in (ALL, NONE):
+            soon = None not in (usual, row["seconds"]) and row["seconds"] <= SHARE * usual
+            goals[f"{way}: there in {SHARE:g} of the time of all-reduce"] = bool(soon)
+    return goals
+
+
+def show(figures: dict[str, Any]) -> None:
+    print(f"target: {figures['target']:.4f}")
+    usual = figures["ways"][ALL]["seconds"]
+    for way, one in figures["ways"].items():
+        times = one["seconds"]
+        share = f"{times:6.1f} s ({times / usual:.2f})" if times and usual else "not reached"
+        print(f"{way:20} {one['batches_per_s']:5.2f} batches/s  last loss {one['last']:.4f}  {share}")
+    report.show_goals(figures["goals"])
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=3, help="seeds (default: 3)")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    options = parser.parse_args()
+    return report.finish("time-to-loss", measure(options), options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
