@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from benchmarks.counted import counted, cpu_s
+from hetpeer.examples import gpt
 
-GPT = Path(__file__).parent.parent / "examples" / "gpt.py"
-MODELS = {"GPT 1.3B, 24 layers": f"{GPT}:build_1b3", "GPT 7B, 32 layers": f"{GPT}:build_7b"}
+MODELS = {
+    "GPT 1.3B, 24 layers": f"{gpt.__file__}:{gpt.build_1b3.__name__}",
+    "GPT 7B, 32 layers": f"{gpt.__file__}:{gpt.build_7b.__name__}",
+}
 GOAL_CPU_S, GOAL_RSS_GIB = 60.0, 3.0
 
 
