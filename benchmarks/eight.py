@@ -44,7 +44,7 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.process.hetpeer_children import end_all
-from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S
+from hetpeer.peer.reliable.proposal_timing import AGAIN_S, SETTLED_S
 from hetpeer.stages.pipeline.place_memory import Offered
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic

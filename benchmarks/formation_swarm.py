@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ WITHIN_S = 300.0
 class SlowMachines(Site):
     """Nodes of a laboratory whose machines have parts of a processor."""
 
-    cores: Mapping[int, float]
+    cores: Mapping[int, float] = field(default_factory=dict)
     """By node; others have a whole one."""
 
     def at(self, node: int) -> Sequence[str]:
@@ -181,7 +181,7 @@ def priced(found: Sequence[Sequence[Sequence[int]]], devices: Devices, demand: S
 
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
     example = made(folder / "example", options.seed)
-    demand = of_manifest(example.manifest, example.manifest.microbatches)
+    demand = of_manifest(example.manifest, example.manifest.training.microbatches)
     speed = measure_flops(torch.device("cpu"))
     devices = volunteers(options.seed, demand, (CORES[0] * speed, CORES[1] * speed))
     cores = (devices.flops / speed).tolist()

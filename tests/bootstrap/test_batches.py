@@ -84,6 +84,20 @@ def test_what_was_averaged_lives_on_in_the_others():
     assert batches.inside(1).keys() == {0, 1}
 
 
+def test_a_cluster_may_fall_apart_when_clusters_that_stay_have_all_of_it():
+    book = books(founded(0), founded(1), founded(2), commit(0, 0, 0))
+    assert not book.are_elsewhere(0, {0})
+    assert book.are_elsewhere(1, {1})  # it has trained nothing
+    book.add(average((0, 1), (1, 0), installed=[]))
+    assert not book.are_elsewhere(0, {0}), "the mean is only promised"
+    book.add(install(1, 0))
+    assert book.are_elsewhere(0, {0})
+    assert not book.are_elsewhere(0, {0, 1}), "cluster 1 leaves, too"
+    assert not book.are_elsewhere(2, {0, 1, 2}), "nobody stays"
+    assert book.take(2) == 1
+    assert not book.are_elsewhere(2, {2}), "a batch is being trained"
+
+
 def test_what_is_decided_and_not_installed_is_nobody_elses_to_train():
     both = founded(0), founded(1), commit(0, 0, 0), commit(1, 0, 1)
     batches = books(*both, average((0, 1), (1, 1), installed=()), count=3)

@@ -9,7 +9,14 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.discovery import Advert
-from hetpeer.peer.planning.cluster_formation import FoundFormation, formation
+from hetpeer.peer.planning.cluster_formation import (
+    GAIN,
+    PAUSE_S,
+    FoundFormation,
+    FoundRecut,
+    formation,
+    recut,
+)
 from tests.bootstrap.engine import make_run
 
 BLOCKS = 4
@@ -92,3 +99,48 @@ def test_the_order_of_arrival_decides_nothing(run: RunDirectory) -> None:
         assert one is not None
         rates.add(one.clusters.batches_per_s)
     assert len(rates) == 1
+
+
+SLOW, FAST = 1e6, 1e7
+
+
+def divided(run: RunDirectory, left: int, *, replica: bool = False, **changed: Advert) -> FoundRecut | None:
+    """A search for three clusters of two halves each, with a fast and a slow volunteer in each of the first
+    two: "b" and "d" are slow. The state of a half is fetched at once.
+    """
+    each = room(run, 0.45)
+    speeds = {"a": FAST, "b": SLOW, "c": FAST, "d": SLOW, "e": FAST, "f": FAST, "g": FAST}
+    adverts = {peer: advert(speed, each, uplink=1e9) for peer, speed in speeds.items()} | changed
+    first, last = (0, BLOCKS // 2), (BLOCKS // 2, BLOCKS)
+    standing = {n: {x: first, y: last} for n, (x, y) in {3: "ab", 5: "cd", 8: "ef"}.items()}
+    if replica:
+        standing[3]["g"] = last
+    manifest = run.manifest.model_copy(update={"averaging": AveragingSettings(interval=10)})
+    looks = iter(range(1000))
+    on = lambda: next(looks, None) is not None  # noqa: E731
+    return recut(manifest, adverts, standing, (), left=left, seed=1, on=on)
+
+
+def test_two_fast_ones_that_wait_for_slow_ones_form_a_cluster(run: RunDirectory) -> None:
+    one = divided(run, 100_000)
+    assert one is not None
+    assert one.recut.retiring == {3, 5}
+    assert one.recut.formation.fault(BLOCKS) is None
+    assert {frozenset(peer for peer, _ in seats) for seats in one.recut.formation.clusters} == {
+        frozenset("ac"),
+        frozenset("bd"),
+    }
+    assert one.found.gain > GAIN
+
+
+def test_clusters_are_left_alone_if_it_does_not_pay_or_somebody_is_unknown(run: RunDirectory) -> None:
+    one = divided(run, 100_000)
+    assert one is not None
+    rate = one.found.before.batches_per_s
+    assert divided(run, int(PAUSE_S * rate)) is None
+    assert divided(run, 100_000, a=advert(0.0)) is None
+
+
+def test_a_cluster_with_replicas_is_left_alone(run: RunDirectory) -> None:
+    one = divided(run, 100_000, replica=True)
+    assert one is None or 3 not in one.recut.retiring

@@ -67,7 +67,7 @@ class Gathered:
 
     async def look(self, times: int = 1) -> None:
         for _ in range(times):
-            await self.planner._look_at_waiting(self.service, self.run.core)
+            await self.planner._clusters.look(self.service, self.run.core)
 
 
 async def test_eight_in_the_worst_order_are_divided_before_any_cluster_is_founded(

@@ -14,7 +14,8 @@ from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.asked_lines import Line
 from hetpeer.peer.reliable import plan_proposer
-from hetpeer.peer.reliable.plan_proposer import SETTLED_S, PlanProposer
+from hetpeer.peer.reliable.plan_proposer import PlanProposer
+from hetpeer.peer.reliable.proposal_timing import SETTLED_S
 from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from tests.bootstrap.court import Court
 from tests.bootstrap.engine import make_run

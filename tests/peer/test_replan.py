@@ -33,7 +33,8 @@ from hetpeer.peer.planning.replan import (
 )
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.peer.reliable import plan_proposer
-from hetpeer.peer.reliable.plan_proposer import AGAIN_S, LONGEST_S, SETTLED_S, PlanProposer, ProposalTiming
+from hetpeer.peer.reliable.plan_proposer import PlanProposer
+from hetpeer.peer.reliable.proposal_timing import AGAIN_S, LONGEST_S, SETTLED_S, ProposalTiming
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.pipeline.place_memory import IN_FLIGHT, PlaceDemand

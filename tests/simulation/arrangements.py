@@ -12,12 +12,15 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.grouped.recut import Recut
 from hetpeer.bootstrap.log.moves import MovePromise
 from tests.simulation.checked_swarm import CheckedSwarm
 
 PROMISE = MovePromise(before_s=3.0, after_s=2.0, moving_s=1.0, blocks=1)
 """Whatever it is worth."""
 
+RECUT = 0.5
+"""Share of proposals that divide living clusters anew."""
 SPARED = (0.0, 0.5, 1.0)
 """Shares of backups among the volunteers of all clusters but the first."""
 
@@ -40,11 +43,22 @@ class Arrangements:
             peers = [v.peer for v in core.members.volunteers.values() if v.place is not None]
             if peers:
                 self._swarm.arrange(_any_of(peers, core.members.blocks, self._random))
-        elif isinstance(core, GroupedRun) and core.waiting:
-            blocks = next(iter(core.clusters)).members.blocks
-            self._swarm.form(_any_clusters(sorted(core.waiting), blocks, self._random))
+        elif isinstance(core, GroupedRun):
+            self._propose_clusters(core)
         if self._swarm.completed is None:
             self._propose_later()
+
+    def _propose_clusters(self, core: GroupedRun) -> None:
+        """Divide those who wait, or some living clusters as well; one at least stays."""
+        standing, waiting, random = core.standing, sorted(core.waiting), self._random
+        blocks = self._swarm.numerics.blocks
+        if len(standing) > 1 and random.random() < RECUT:
+            retiring = frozenset(random.sample(sorted(standing), random.randint(1, len(standing) - 1)))
+            peers = sorted({*waiting, *(peer for number in retiring for peer in standing[number])})
+            formation = _any_clusters(peers, blocks, random)
+            self._swarm.recut(Recut(retiring=retiring, formation=formation))
+        elif waiting:
+            self._swarm.form(_any_clusters(waiting, blocks, random))
 
 
 def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:

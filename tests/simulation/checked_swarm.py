@@ -15,6 +15,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.grouped.recut import Recut
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
@@ -98,6 +99,14 @@ class CheckedSwarm(SimSwarm):
             return core.form(formation, now) if isinstance(core, GroupedRun) else ()
 
         self.host.later(lambda: self.host.event("form", proposed))
+
+    def recut(self, recut: Recut) -> None:
+        """Propose to divide living clusters anew, as a planner does."""
+
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            return core.recut(recut, now) if isinstance(core, GroupedRun) else ()
+
+        self.host.later(lambda: self.host.event("recut", proposed))
 
     def stranger(self, message: m.Message) -> None:
         """Send a message to the coordinator from a peer that is no volunteer of this run."""

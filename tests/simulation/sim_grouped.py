@@ -21,6 +21,7 @@ from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.grouped.recut import WHY
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
@@ -166,8 +167,11 @@ class GroupedChecks(Checks):
                 at = record["version"] - self._base[cluster]
                 self._stored = (record["version"], self._inside[cluster][at])
             case "dissolved":
+                before = frozenset().union(*self._known())
                 self._inside.pop(cluster, None)
                 self._promised.pop(cluster, None)
+                kept = record["why"] != WHY or before == frozenset().union(*self._known())
+                require(kept, f"something is lost with cluster {cluster}, which is divided anew")
             case "rollback":
                 version = self._base[cluster] + len(self._inside[cluster]) - 1
                 require(record["to_version"] == version, f"cluster {cluster} goes back from {version}")

@@ -35,13 +35,13 @@ def soon_calm() -> None:
     """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives
     their blocks away.
     """
-    from hetpeer.peer.reliable import plan_proposer
+    from hetpeer.peer.reliable import plan_proposer, proposal_timing
 
-    settled_s, look = plan_proposer.SETTLED_S, plan_proposer.PlanProposer._look
+    settled_s, look = proposal_timing.SETTLED_S, plan_proposer.PlanProposer._look
 
     async def hasty(self, service, core):
         missed = core.missing_blocks and core.history.departures
-        plan_proposer.SETTLED_S = 5.0 if missed else settled_s
+        proposal_timing.SETTLED_S = 5.0 if missed else settled_s
         await look(self, service, core)
 
     plan_proposer.LOOK_S, plan_proposer.PlanProposer._look = 1.0, hasty
@@ -51,9 +51,9 @@ def soon_enough() -> None:
     """A reliable peer of a grouped run that looks after those who wait in a forming cluster after five
     seconds.
     """
-    from hetpeer.peer.reliable import plan_proposer
+    from hetpeer.peer.reliable import plan_proposer, proposal_timing
 
-    plan_proposer.LOOK_S, plan_proposer.SETTLED_S = 1.0, 5.0
+    plan_proposer.LOOK_S, proposal_timing.SETTLED_S = 1.0, 5.0
 
 
 def slow_device(seconds: str) -> None:
@@ -152,3 +152,28 @@ def spares_one_pipeline() -> None:
         service.arrange(Arrangement(seating.layouts, seating.seats, backups=backups))
 
     plan_proposer.LOOK_S, plan_proposer.PlanProposer._look = 0.5, spare
+
+
+def divides_anew() -> None:
+    """A reliable peer whose planner lets the first two of three clusters change a volunteer after six
+    batches.
+    """
+    from hetpeer.bootstrap.grouped.formation import Formation
+    from hetpeer.bootstrap.grouped.recut import Recut
+    from hetpeer.peer.reliable import plan_proposer
+    from hetpeer.peer.reliable.cluster_proposer import ClusterProposer
+
+    begun = []
+
+    async def change(_self, service, core):
+        standing = core.standing
+        if begun or core.done < 6 or len(standing) < 3:
+            return
+        begun.append(True)
+        retiring = sorted(standing)[:2]
+        (a, first), (b, last) = sorted(standing[retiring[0]].items(), key=lambda one: one[1])
+        (c, _), (d, _) = sorted(standing[retiring[1]].items(), key=lambda one: one[1])
+        clusters = [[(a, first), (d, last)], [(c, first), (b, last)]]
+        service.recut(Recut(retiring=frozenset(retiring), formation=Formation(clusters=clusters)))
+
+    plan_proposer.LOOK_S, ClusterProposer.look = 0.5, change

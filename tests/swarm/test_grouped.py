@@ -10,6 +10,7 @@ import pytest
 
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.grouped.recut import WHY
 from hetpeer.bootstrap.log.history import Means
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
@@ -38,7 +39,7 @@ async def clusters_of_two(
     """
     settings = swarm.run.manifest.training.model_copy(update=training)
     swarm.run = resign(swarm.run, averaging=averaging, training=settings, links=links or LinkSettings())
-    divides = () if before == "soon_enough" else ("--keep-places",)
+    divides = () if before in ("soon_enough", "divides_anew") else ("--keep-places",)
     await swarm.bootstrap(*divides, together=len(names) // 2 * 2, before=before)
     return [swarm.volunteer(name, *options) for name in names]
 
@@ -186,6 +187,23 @@ async def test_one_machine_gets_the_bits_of_clusters_that_never_stop(swarm: Swar
     assert max(updates) == 1
     assert statistics.fmean(updates) >= 0.8
     assert sum(versions > stale for versions, stale in zip(behind, updates, strict=True)) >= 5
+
+
+@pytest.mark.proof
+async def test_living_clusters_change_volunteers_without_losing_a_batch(swarm: Swarm) -> None:
+    volunteers = await clusters_of_two(swarm, "abcdef", before="divides_anew", steps=60)
+    await swarm.finished(swarm.children[0], *volunteers)
+    all_batches_once(swarm)
+    dissolved = swarm.records("dissolved")
+    assert [record["why"] for record in dissolved] == [WHY] * 2
+    at, records = dissolved[0], swarm.records()
+    trained = {r.get("cluster", 0) for r in records[records.index(at) :] if r["kind"] == "commit"}
+    gone = {record.get("cluster", 0) for record in dissolved}
+    assert not trained & gone
+    assert len(trained) == 3, "the two new ones, and the one that stayed"
+    batches = [record["batch"] for record in swarm.records("commit")]
+    assert len(set(batches)) == len(batches), "none is trained again"
+    computed_again(swarm)
 
 
 @pytest.mark.proof

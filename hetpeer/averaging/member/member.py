@@ -186,7 +186,7 @@ class Member:
     def _granted(self, message: m.Granted) -> list[Effect]:
         """Take a place: load its graphs, unless the worker has them, then ask for its state.
 
-        It may be in another cluster than the place before, if that was not founded yet.
+        It may be in another cluster than the place before, if that was not founded yet or is no more.
         """
         waits = self.line.cluster != message.line.cluster and self.line.term == message.line.term
         if message.line != self.line and not waits:

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
 from hetpeer.bootstrap.grouped.mean_order import MeanOrder
+from hetpeer.bootstrap.grouped.recut import Recutting
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
@@ -94,6 +95,7 @@ class ClusterAgendas:
         self._batches = batches
         self._averagings = averagings
         self.order = MeanOrder(config, averagings)
+        self.recutting = Recutting(clusters, batches, averagings)
 
     # ── opening clusters ────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,6 +148,8 @@ class ClusterAgendas:
             evaluates = cluster is self.heir and not self._evaluated and not ahead
             evaluates = evaluates and not self._averagings.busy(number)
             return NextStep(self._config.steps, trains=False, evaluates=True) if evaluates else None
+        if self.recutting.holds(number):
+            return None
         after_mean = self.order.after_mean(cluster, ahead)
         if after_mean is None:
             return None

@@ -15,8 +15,9 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
-from hetpeer.bootstrap.grouped.formation import Formation, Gathering
-from hetpeer.bootstrap.grouped.spares import MOVES_VERSION, Spares
+from hetpeer.bootstrap.grouped.formation import MOVES_VERSION, Formation, Gathering
+from hetpeer.bootstrap.grouped.recut import WHY, Recut
+from hetpeer.bootstrap.grouped.spares import Spares
 from hetpeer.bootstrap.log.rosters import held_in_averaging
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
@@ -73,6 +74,7 @@ class ClusterEvents:
                 or self._leave_line(now)
                 or self._decide(now)
                 or self._install(now)
+                or self._recut(now)
                 or self._found(now)
                 or self._line_up(now)
                 or self._finish(now)
@@ -138,10 +140,36 @@ class ClusterEvents:
 
     def form(self, formation: Formation, now: float) -> list[Effect]:
         """Seat the volunteers of all clusters that are not founded, or are forming, as proposed."""
+        return self.settle(self._seat(formation, self.waiting, now), now)
+
+    def recut(self, recut: Recut, now: float) -> list[Effect]:
+        """Have clusters fall apart for others, once nothing is lost by it."""
+        self._agendas.recutting.propose(recut, now)
+        return self.settle([], now)
+
+    def _recut(self, now: float) -> list[Effect]:
+        """Let clusters fall apart whose volunteers form others, once nothing is lost by it."""
+        recutting, waiting = self._agendas.recutting, self.waiting
+        held = recutting.pending
+        if not self._agendas.trains_on:
+            recutting.drop()
+        recut = recutting.due([peer for c in waiting for peer in c.members.volunteers], now)
+        if recut is None:
+            freed = [c for c in self._clusters.living if c.number in held - recutting.pending]
+            return [effect for c in freed for effect in self.by(c, c.go_on(now))]
+        retiring = [self._clusters[number] for number in sorted(recut.retiring)]
+        effects = self._seat(recut.formation, [*waiting, *retiring], now)
+        for cluster in retiring:
+            cluster.dissolve(WHY, {})
+        return effects
+
+    def _seat(self, formation: Formation, clusters: Iterable[Cluster], now: float) -> list[Effect]:
+        """Seat the volunteers of `clusters` as proposed; nobody is left in those."""
         waiting: dict[str, VolunteerState] = {}
-        for cluster in self.waiting:
-            waiting |= cluster.members.volunteers
-            cluster.members.volunteers.clear()
+        for cluster in clusters:
+            here = cluster.members.volunteers
+            waiting |= {peer: one.homeless() for peer, one in here.items()} if cluster.founded else here
+            here.clear()
         effects: list[Effect] = []
         for seats in formation.clusters:
             cluster = self._agendas.empty(now)
@@ -150,7 +178,7 @@ class ClusterEvents:
         for volunteer in waiting.values():
             spared = volunteer.homeless()
             effects += self._unassigned.enter(spared, self._agendas.places(spared, now))
-        return self.settle(effects, now)
+        return effects
 
     def place_spares(self, now: float) -> list[Effect]:
         """Move volunteers that have waited long enough."""

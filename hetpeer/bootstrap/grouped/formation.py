@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.state.membership import is_cut
 
+MOVES_VERSION = 5
+"""Wire version of volunteers that a `Granted` takes to another cluster."""
 LONGEST = 3
 """A complete cluster waits for so many quiet times at most, however many volunteers come."""
 

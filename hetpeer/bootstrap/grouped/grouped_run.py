@@ -19,6 +19,7 @@ from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
 from hetpeer.bootstrap.grouped.formation import Formation
+from hetpeer.bootstrap.grouped.recut import Recut
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import (
     BadSample,
@@ -179,6 +180,26 @@ class GroupedRun:
         if self.state is CoordinatorState.FINISHED or formation.peers != self.waiting.keys():
             return []
         return self._events.form(formation, now)
+
+    @property
+    def standing(self) -> dict[int, dict[str, m.Range]]:
+        """Living cluster that may be divided anew → its volunteers and their blocks.
+
+        None may while the run ends, or a division waits for its clusters.
+        """
+        ends = self.state is CoordinatorState.FINISHED or not self._agendas.trains_on
+        return {} if ends else self._agendas.recutting.standing
+
+    def recut(self, recut: Recut, now: float) -> list[Effect]:
+        """A planner proposes to divide some living clusters anew, with all volunteers that wait.
+
+        Nothing happens if others are there by now. Raises `ValueError` if the new clusters do not fit.
+        """
+        if fault := recut.formation.fault(self._blocks):
+            raise ValueError(fault)
+        if not recut.retiring < self.standing.keys():
+            return []
+        return self._events.recut(recut, now)
 
     def renewed(self, now: float) -> None:
         """All streams broke at once: our network process, or our line."""

@@ -13,11 +13,9 @@ from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
+from hetpeer.bootstrap.grouped.formation import MOVES_VERSION
 from hetpeer.bootstrap.state.effects import Effect
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
-
-MOVES_VERSION = 5
-"""Wire version of volunteers that a `Granted` takes to another cluster."""
 
 
 class Spares:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hetpeer.bootstrap.log.history import Record
 
@@ -208,6 +208,17 @@ class BatchLineage:
             *self._settled.values(),
             *(commit for known in self._in.values() for commit, _ in known.values()),
         }
+
+    def are_elsewhere(self, cluster: int, leaving: Collection[int]) -> bool:
+        """Whether nothing would be trained again if the clusters `leaving`, `cluster` among them, fell apart.
+
+        So all that is in `cluster` is in others, and it trains nothing.
+        """
+        others = [known for other, known in self._in.items() if other not in leaving]
+        held = self._in[cluster].keys() | self._handed[cluster]
+        return bool(others) and all(
+            any(batch in known and known[batch][1] != PROMISED for known in others) for batch in held
+        )
 
     def inside(self, cluster: int) -> Mapping[int, int]:
         """Batch → commit, for the batches in `cluster`."""

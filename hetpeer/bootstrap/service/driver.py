@@ -23,6 +23,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.grouped.recut import Recut
 from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.alarm import Alarm
@@ -331,6 +332,11 @@ class CoordinatorService:
         """Pass a planner's clusters for those that wait on to the core."""
         if isinstance(self.core, GroupedRun):
             self._queue(self.core.form(formation, self._clock.monotonic()))
+
+    def recut(self, recut: Recut) -> None:
+        """Pass a planner's new division of living clusters on to the core."""
+        if isinstance(self.core, GroupedRun):
+            self._queue(self.core.recut(recut, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
         """The stream of `peer` broke."""
