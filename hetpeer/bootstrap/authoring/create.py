@@ -36,6 +36,7 @@ from hetpeer.bootstrap.run.settings import (
     TrustSettings,
 )
 from hetpeer.bootstrap.samples.source import Wanted
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 
 Fields = dict[str, Any]
@@ -59,6 +60,7 @@ def create_run(
     loss: str | None = None,
     lora: str | None = None,
     frozen_dtype: str = FLOAT32,
+    bottleneck: int | None = None,
     data: Sequence[Path | str] = (),
     eval_data: Sequence[Path | str] = (),
     name: str | None = None,
@@ -79,7 +81,8 @@ def create_run(
     `model` may also be the name of a model of transformers, "hf:FOLDER_OR_ID", which is trained for `task`,
     with `classes` classes if it is a classifier; None: as its checkpoint says. With `lora`
     (`LoraSettings.parse`) adapters are trained, and the model itself is frozen. What is frozen is stored in
-    `frozen_dtype` (`FLOAT32` or one of stored_base.FORMS).
+    `frozen_dtype` (`FLOAT32` or one of stored_base.FORMS). `bottleneck` features cross each border between
+    stages that can be narrowed; None: the model stays as it is.
 
     `data` is one such function, which yields the samples, or paths of files, which `reading` turns into
     samples of `sequence_length` tokens; without it, the texts are Python's standard library. `eval_data` is
@@ -99,6 +102,8 @@ def create_run(
         lora=lora,
     )
     adapters = None if lora is None else LoraSettings.parse(lora)
+    if bottleneck is not None:
+        _check_bottleneck(bottleneck, trains_all=adapters is None and frozen_dtype == FLOAT32)
     with made_beside(directory) as folder:
         asked: Fields = {
             "name": name or name_of(directory),
@@ -117,8 +122,17 @@ def create_run(
         wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
         on_data = ModelOnData.of(own, author, reading, wanted, training)
         shipped, counted = ship(
-            folder, on_data.module, on_data.example, training, stages, tell, frozen_dtype=frozen_dtype
+            folder,
+            on_data.module,
+            on_data.example,
+            training,
+            stages,
+            tell,
+            frozen_dtype=frozen_dtype,
+            bottleneck=bottleneck,
+            seed=seed,
         )
+        bottlenecks = shipped.pop("bottlenecks")
         training = training.model_copy(update={"recompute": shipped.pop("recompute")})
         weigher = SampleWeigher(on_data.given or counted)
         on_data.compare_batch(weigher, training, shipped["blocks"], tell)
@@ -142,10 +156,31 @@ def create_run(
         atomic_write(folder / "manifest.hetpeer", sign(manifest, owner_key))
         chats = own.tokenizer is not None and own.tokenizer.chatted
         author = author.model_copy(
-            update={"task": own.task, "part": own.part, "chats": chats, "pixels": own.pixels}
+            update={
+                "task": own.task,
+                "part": own.part,
+                "chats": chats,
+                "pixels": own.pixels,
+                "bottlenecks": bottlenecks,
+            }
         )
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
+
+
+def _check_bottleneck(rank: int, *, trains_all: bool) -> None:
+    """Raise `LocalError` HP-RUN-001 for a rank below 1, or if parts of the model are frozen."""
+    if rank >= 1 and trains_all:
+        return
+    raise LocalError(
+        "HP-RUN-001",
+        f"--bottleneck {rank} cannot be",
+        why="at least one feature must cross a border"
+        if trains_all
+        else "frozen layers cannot learn to do with fewer features",
+        fix="give a number from 1 on" if trains_all else "leave --lora and --frozen-dtype out",
+        exit_code=ExitCode.CONFIG,
+    )
 
 
 def _evaluating(

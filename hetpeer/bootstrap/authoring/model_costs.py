@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES
+from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES, quietly
 from hetpeer.bootstrap.authoring.user_code import build_model, with_loss
 from hetpeer.bootstrap.pretrained.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.pretrained.source import ModelSource, is_named
@@ -101,16 +101,18 @@ def plan_model(
     sequence_length: int,
     loss: str | None = None,
     lora: str | None = None,
+    bottleneck: int | None = None,
     stages: Sequence[int] = (),
     training: TrainingSettings,
 ) -> ModelCosts:
     """Costs of the author's `model` ("module.py:function", or a name) for a microbatch of `batch` samples.
 
-    `task`, `lora` and `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises
-    HP-MODEL-*, HP-RUN-001.
+    `task`, `lora`, `bottleneck` and `stages` as in `create_run`; of `training` only dtype and recomputation
+    matter. Raises HP-MODEL-*, HP-RUN-001.
     """
     import torch
 
+    from hetpeer.bootstrap.authoring.bottlenecks import narrowed
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.stand_ins.checkpoints import plain_checkpoints
@@ -123,11 +125,18 @@ def plan_model(
     sample = sample_like(planned, task, batch, sequence_length)
     autocast = training.dtype == "bf16"
     with plain_checkpoints() as checkpoints:
-        dag = trace(with_loss(planned, loss, sample), sample, autocast=autocast)
+        module = with_loss(planned, loss, sample)
+        dag = trace(module, sample, autocast=autocast)
     mode = ComputeMode(autocast=autocast, recompute=training.recompute or checkpoints.used)
-    specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
+    at_least = max(stages, default=1)
+    specs = cut_blocks(dag, mode=mode, at_least=at_least)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
+    if bottleneck is not None:
+        with plain_checkpoints():
+            _, specs, _ = narrowed(
+                module, sample, dag, layouts, bottleneck, mode, at_least=at_least, seed=0, tell=quietly
+            )
     kept = len(training.optimizer.keeps)
     upkeep = Upkeep(kept=kept, in_state=1 + kept)
     return _inspection(Path(model).name, specs, layouts, upkeep, None, casts=training.keeps_cast)

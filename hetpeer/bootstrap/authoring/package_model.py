@@ -44,16 +44,22 @@ def ship(
     tell: Callable[[str], None] = quietly,
     *,
     frozen_dtype: str = FLOAT32,
+    bottleneck: int | None = None,
+    seed: int = 0,
 ) -> tuple[Fields, Weigh | None]:
     """Write the blocks of `model` under `folder`; returns the manifest's entries about them, and the weights
     that its loss gives to samples.
 
-    Besides these there is "recompute": what `training` says, or True if the model uses torch's checkpoints.
-    `example`: the first microbatch. `frozen_dtype`: form of what is frozen; the model is rounded to it.
-    `tell` gets a line before each long part. Raises `LocalError` HP-MODEL-*, HP-RUN-001.
+    Besides these there are "recompute": what `training` says, or True if the model uses torch's checkpoints,
+    and "bottlenecks": those that were put between its stages, or None. `example`: the first microbatch.
+    `frozen_dtype`: form of what is frozen; the model is rounded to it. `bottleneck`: features that cross
+    between stages; `seed` draws how. `tell` gets a line before each long part. Raises `LocalError`
+    HP-MODEL-*, HP-RUN-001.
     """
     import torch
 
+    from hetpeer.bootstrap.authoring.bottlenecks import narrowed
+    from hetpeer.bootstrap.model_checks.equivalence import loss_of
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.counted_targets import counted_targets
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
@@ -84,7 +90,18 @@ def ship(
         dag = in_form(model, first, dag, frozen_dtype, autocast=mode.autocast, tell=tell)
     last = training.samples_of(training.microbatches - 1)
     tell(f"cutting its {len(dag.nodes)} operator calls into blocks")
-    specs = cut_blocks(dag, mode=mode, at_least=max(stages, default=1))
+    at_least = max(stages, default=1)
+    specs = cut_blocks(dag, mode=mode, at_least=at_least)
+    layouts = [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]]
+    chosen = None
+    if bottleneck is not None:
+        before = loss_of(model, first, autocast=autocast)
+        with plain_checkpoints():
+            dag, specs, chosen = narrowed(
+                model, first, dag, layouts, bottleneck, mode, at_least=at_least, seed=seed, tell=tell
+            )
+        after = loss_of(model, first, autocast=autocast)
+        tell(f"bottlenecks change the loss of the first microbatch from {before:.6g} to {after:.6g}")
     check_block_sizes(specs)
     _check_last(specs, last)
     with plain_checkpoints():
@@ -93,12 +110,13 @@ def ship(
     targets = counted_targets(dag, first)
     fields: Fields = {
         "blocks": [_write_block(folder, spec, dag, model) for spec in specs],
-        "layouts": [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]],
+        "layouts": layouts,
         "ties": _ties(specs),
         "counters": dict(dag.counters),
         "state_dict": dict(dag.state_dict),
         "rest": _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None,
         "recompute": mode.recompute,
+        "bottlenecks": chosen,
     }
     return fields, None if targets is None else targets.weights
 

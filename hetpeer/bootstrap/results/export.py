@@ -34,6 +34,7 @@ from hetpeer.bootstrap.storage.training_curve import curve_points
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.block_state import in_memory, split
 from hetpeer.stages.block.tensor_file import write_tensors
+from hetpeer.stages.operators.names import BOTTLENECK
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,8 +78,15 @@ def export(
     """
     run = RunDirectory.open(directory)
     kept = KeptFiles(run.path / FOLDER)
+    thin = _has_bottlenecks(run)
     if form is None:
-        form = Format.HF if kept.has_model and out.suffix != SUFFIX else Format.SAFETENSORS
+        own = kept.has_model and out.suffix != SUFFIX and not thin
+        form = Format.HF if own else Format.SAFETENSORS
+    if form is Format.HF and thin:
+        raise not_exported(
+            "the run has bottlenecks, which are no part of a model of transformers",
+            "give --format safetensors, and put them behind the same layers of your module (docs/links.md)",
+        )
     if form is Format.HF and not kept.has_model:
         raise not_exported(
             "the run is of a module of your own, or was made by an earlier hetpeer",
@@ -148,6 +156,10 @@ def _with_weights(run: RunDirectory, weights: Mapping[str, Tensor]) -> nn.Module
         from hetpeer.bootstrap.authoring.loss_module import with_scaled_pixels
 
         with_scaled_pixels(model, *author.pixels)
+    if author.bottlenecks is not None:
+        from hetpeer.bootstrap.authoring.bottlenecks import insert
+
+        insert(model, author.bottlenecks, run.manifest.seed, (_part(run) or "") if own else "")
     try:
         if own:
             weights = original_names(weights, _part(run))
@@ -173,6 +185,11 @@ def _has_adapters(run: RunDirectory) -> bool:
         return run.author().lora is not None
     except LocalError:
         return False
+
+
+def _has_bottlenecks(run: RunDirectory) -> bool:
+    """Whether the model was made with bottlenecks: their weights are in its state dict on every machine."""
+    return any(f".{BOTTLENECK}." in name for name in run.manifest.state_dict)
 
 
 def _source(run: RunDirectory) -> ModelSource | None:

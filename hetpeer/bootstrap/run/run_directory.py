@@ -34,6 +34,32 @@ from hetpeer.stages.graph.block_spec import BlockSpec
 FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
 
 
+class LayerBottleneck(BaseModel):
+    """A bottleneck behind a layer of the author's (authoring/bottlenecks.py)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layer: str
+    """Path of the layer in the author's module."""
+    dim: int
+    """Dimension of the layer's output that becomes narrow: 1 or -1."""
+    width: int
+    tokens: bool
+    """Whether it has a table of tokens."""
+
+
+class Bottlenecks(BaseModel):
+    """The bottlenecks between the stages of a model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    """Features that cross a border."""
+    embedding: str
+    """Path of the embedding whose ids the tables of tokens take; empty: there are none."""
+    places: tuple[LayerBottleneck, ...]
+
+
 class Author(BaseModel):
     """Content of `author.json`: references that exist on the author's machine only."""
 
@@ -55,6 +81,8 @@ class Author(BaseModel):
     """The same for evaluation data; empty: a part of `data` is held out."""
     lora: str | None = None
     """Adapters in the model, in the words of `--lora`; None: there are none."""
+    bottlenecks: Bottlenecks | None = None
+    """Bottlenecks in the model; None: there are none."""
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """Factor and offset of each channel by which the model scales its images; None: it does not."""
 

@@ -1,4 +1,4 @@
-"""Names of operators in a graph, for those who read graphs without torch."""
+"""Names of operators and parts in a graph, for those who read graphs without torch."""
 
 DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
 BATCH_NORM = "hetpeer.batch_norm"
@@ -19,3 +19,5 @@ PRODUCTS = frozenset(
     }
 )
 """Operators to which autocast gives bfloat16, whatever they are called with."""
+BOTTLENECK = "hetpeer_bottleneck"
+"""Name of a bottleneck (docs/links.md) among the parts of its layer, and so in its parameters' names."""

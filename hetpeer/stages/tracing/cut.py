@@ -54,6 +54,11 @@ def cut_blocks(
     if target_blocks is not None and target_blocks < 1:
         raise too_few(f"a model cannot be cut into {target_blocks} blocks")
     line = OperatorLine(dag)
+    return blocks_of(line, pieces_of(line, target_blocks, at_least=at_least), mode)
+
+
+def pieces_of(line: OperatorLine, target_blocks: int | None = None, *, at_least: int = 1) -> list[Range]:
+    """The pieces of the line that become blocks, as `cut_blocks` says."""
     pieces = _merge_tiny(line, _join_repeats(line, line.narrow_pieces()))
     if target_blocks is None:
         pieces = _divide_glued(line, pieces)
@@ -64,9 +69,14 @@ def cut_blocks(
         pieces = _refine(line, pieces, target_blocks)
     if len(pieces) < at_least:
         pieces = _force(line, pieces, at_least)
+    return pieces
+
+
+def blocks_of(line: OperatorLine, pieces: Sequence[Range], mode: ComputeMode = PLAIN) -> list[BlockSpec]:
+    """The blocks that compute the pieces of a line, in order."""
     return [
         make_block(
-            dag,
+            line.dag,
             index,
             line.nodes[begin:end],
             (line.crossing(begin), line.crossing(end)),

@@ -64,6 +64,8 @@ INSTEAD: Mapping[str, str] = {
 CAT, FLOOR, ADD = "aten.cat.default", "aten.floor.default", "aten.add.Tensor"
 SLICE = "aten.slice.Tensor"
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+AGAIN = "@"
+"""Mark of torch.export in the key of a module's second and later calls."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,10 @@ class Rewriter:
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     """Call → the author's line that made it, and a library's before it."""
+    modules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Call → paths of the modules whose forward made it, outermost first."""
+    repeated: set[str] = field(default_factory=set)
+    """Paths of modules that are called several times."""
     running: dict[str, str] = field(default_factory=dict)
     """Value that is the new content of BatchNorm's running mean or variance → that buffer's value name."""
     _first_result: dict[str, str] = field(default_factory=dict)
@@ -87,6 +93,9 @@ class Rewriter:
         if op in ASSERTIONS or isinstance(node.meta.get("val"), SYMBOLIC):
             return
         self.lines[node.name] = author_line(node)
+        stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+        self.modules[node.name] = tuple(path for path, _ in stack.values() if path)
+        self.repeated.update(path for key, (path, _) in stack.items() if AGAIN in key)
         if any(map(_depends_on_values, _sizes(node.meta["val"]))):
             raise unsupported(op, "the size of its result depends on values", self.lines[node.name], VALUES)
         if op == NATIVE_DROPOUT:
@@ -235,6 +244,10 @@ class Rewriter:
             if isinstance(argument, family):
                 return Symbol(kind, str(argument).removeprefix("torch."))
         raise unsupported(str(node.target), f"it has a {type(argument).__name__}", self.lines[node.name])
+
+    def called_once(self, name: str) -> tuple[str, ...]:
+        """Paths of the modules, outermost first, in whose only call the call `name` was made."""
+        return tuple(path for path in self.modules.get(name, ()) if path not in self.repeated)
 
     def name(self, exported: str) -> str:
         """Our name of a value of the exported graph."""

@@ -73,6 +73,8 @@ class OpDag:
     loss: str
     lines: Mapping[str, str]
     """Value → the line of the author's code, or of a library's, that made it; empty if none is known."""
+    modules: Mapping[str, tuple[str, ...]]
+    """Value → paths of the modules, outermost first, in whose only call it was made."""
 
     def at(self, name: str) -> Value:
         """A value's spec in numbers, for a full microbatch."""
@@ -156,6 +158,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
         },
         loss=loss,
         lines={node.name: rewriter.lines.get(node.name, "") for node in nodes},
+        modules={node.name: rewriter.called_once(node.name) for node in nodes},
     )
 
 

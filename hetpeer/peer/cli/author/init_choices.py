@@ -94,6 +94,15 @@ LoraOption = Annotated[
         help="Train adapters only and freeze the model; targets joined by +, and ,dora for DoRA.",
     ),
 ]
+BottleneckOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="K",
+        help="Put trained bottlenecks between the stages: K features cross instead of the model's width "
+        "(default: the model stays as it is).",
+    ),
+]
 
 
 class Shape(enum.StrEnum):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hetpeer.peer.cli.author.init_choices import (
+    BottleneckOption,
     ClassesOption,
     DataOption,
     EvalDataOption,
@@ -63,6 +64,7 @@ def init(
         FrozenDtype,
         typer.Option(help="Form in which frozen parameters are sent, and kept on volunteers' devices."),
     ] = FrozenDtype.FLOAT32,
+    bottleneck: BottleneckOption = None,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
@@ -405,6 +407,7 @@ def init(
             loss=loss,
             lora=lora,
             frozen_dtype=frozen_dtype,
+            bottleneck=bottleneck,
             data=data or (),
             eval_data=eval_data or (),
             name=name,

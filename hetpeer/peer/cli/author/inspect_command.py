@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetpeer.peer.cli.author.init_choices import LoraOption, TaskOption
+from hetpeer.peer.cli.author.init_choices import BottleneckOption, LoraOption, TaskOption
 from hetpeer.peer.cli.author.settings_text import settings_lines
 from hetpeer.peer.cli.options import JsonOption, plain
 from hetpeer.peer.limits.amounts import block_range, bytes_text, count_text, counted, flops_text
@@ -77,6 +77,7 @@ def inspect(
     ] = None,
     dtype: Annotated[str, typer.Option(help="For a model: as in hetpeer init.")] = "float32",
     lora: LoraOption = None,
+    bottleneck: BottleneckOption = None,
     recompute: Annotated[bool, typer.Option("--recompute", help="For a model: as in hetpeer init.")] = False,
     block: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Show the operators of this block.")
@@ -107,6 +108,7 @@ def inspect(
             sequence_length=sequence_length,
             loss=loss,
             lora=lora,
+            bottleneck=bottleneck,
             stages=stages or (),
             training=settings,
         )
