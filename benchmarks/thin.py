@@ -169,10 +169,14 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--only", default="", help="cases with this in their name, as 'bottleneck 16 int8'")
+    parser.add_argument(
+        "--only", action="append", help="cases with this in their name, as 'bottleneck 16 int8'; repeatable"
+    )
     options = parser.parse_args()
     data = corpus(options)
-    wanted = [case for case in CASES if case == CASES[0] or options.only in " ".join(map(str, case))]
+    asked = options.only or [""]
+    named = {case: " ".join(map(str, case)) for case in CASES}
+    wanted = [case for case in CASES if case == CASES[0] or any(one in named[case] for one in asked)]
     seeds = range(options.seed, options.seed + options.seeds)
     with ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         runs = [pool.submit(train, case, data, seed, options) for case in wanted for seed in seeds]
@@ -182,7 +186,7 @@ def main() -> int:
     rows = [run.result() for run in runs]
     figures = {"options": vars(options), "tokens": len(data), "rows": rows, **judged(rows)}
     figures["met"] = all(figures["goals"].values())
-    return report.finish("thin", figures, options, show)
+    return report.finish(f"thin-{options.width}-{options.steps}", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,9 @@ def export(
 ) -> ExportedWeights:
     """Write the newest checkpoint of a run, which may be going on.
 
-    `form`: None stands for a folder if the run is of a model of transformers and `out` does not end with
-    `.safetensors`. A folder has everything in it; a file gets the curve beside it, `<stem>.metrics.jsonl`.
+    `form`: None stands for a folder if the run is of a model of transformers without bottlenecks and `out`
+    does not end with `.safetensors`. A folder has everything in it; a file gets the curve beside it,
+    `<stem>.metrics.jsonl`.
     Adapters are added to the layers that they adapt, except in the form ADAPTER, which has nothing else.
     `numbered`: write below `out`, as `checkpoint-` with the number of updates. `best`: the checkpoint of the
     lowest held-out loss instead. Without a checkpoint the initial state is exported, version 0. Raises

@@ -31,7 +31,7 @@ def export(
             "--format",
             help="hf: a folder that from_pretrained loads; adapter: one with the adapters alone, that peft "
             "loads; safetensors: one file (default: hf for a model of transformers, unless OUT ends with "
-            ".safetensors).",
+            ".safetensors or the run has bottlenecks).",
         ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FLOAT32,
