@@ -232,6 +232,12 @@ def held_twice(swarm: Swarm) -> list[str]:
     return [peer for (_, peer, *_), place in zip(held, places, strict=True) if places.count(place) > 1]
 
 
+def held_twice_in_training(swarm: Swarm) -> bool:
+    """Whether three volunteers trained the last batch, in two places."""
+    last = (swarm.records("commit") or [{}])[-1]
+    return len(last.get("held", ())) == 3 * 3
+
+
 @pytest.mark.proof
 async def test_a_spare_becomes_a_replica_and_a_death_beside_it_stops_nothing(swarm: Swarm) -> None:
     settings = AveragingSettings(span=2, interval=2)
@@ -248,6 +254,19 @@ async def test_a_spare_becomes_a_replica_and_a_death_beside_it_stops_nothing(swa
     trained = len(swarm.records("commit"))
     await until(lambda: len(swarm.records("commit")) > trained + 10, "all go on", 60.0)
     assert not swarm.records("dissolved")
+    await swarm.left_in_order(volunteers)
+
+
+@pytest.mark.proof
+async def test_a_replica_and_one_that_comes_later_become_a_cluster(swarm: Swarm) -> None:
+    """In a run whose volunteers come one by one. Nobody is lost for it, and no batch is."""
+    settings = AveragingSettings(span=2, interval=2)
+    volunteers = await clusters_of_two(swarm, "abc", settings, steps=ENDLESS, checkpoint_every=10)
+    await until(lambda: held_twice_in_training(swarm), "c is a replica", 100.0)
+    volunteers.append(swarm.volunteer("d"))
+    await until(lambda: averaged(swarm, {0, 1}), lambda: f"two clusters average; {swarm.voices()}", 120.0)
+    assert not swarm.records("dissolved")
+    assert not swarm.records("gone")
     await swarm.left_in_order(volunteers)
 
 

@@ -165,10 +165,11 @@ class Cluster:
         volunteer.rejoin()
         return [Send(volunteer.peer, m.Granted(line=self.line, begin=place[0], end=place[1]))]
 
-    def release(self, replica: VolunteerState, now: float) -> list[Effect]:
-        """Let a volunteer go whose blocks others hold; what it has computed of a step is done again."""
-        effects = self._machine.departures.left_behind([replica], now)
-        self.members.volunteers.pop(replica.peer, None)
+    def release(self, replicas: Sequence[VolunteerState], now: float) -> list[Effect]:
+        """Let volunteers go whose blocks others hold; what they have computed of a step is done again."""
+        effects = self._machine.departures.left_behind(replicas, now)
+        for replica in replicas:
+            self.members.volunteers.pop(replica.peer, None)
         return effects
 
     def found(self, now: float, sync_factor: int) -> list[Effect]:

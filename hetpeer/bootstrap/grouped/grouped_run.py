@@ -216,8 +216,9 @@ class GroupedRun:
         """Check leases, graces and deadlines. To be called a few times a second, and at `due_at`."""
         if self.state is CoordinatorState.FINISHED:
             return []
-        effects = [*self._events.place_spares(now), *self._unassigned.tick(now)]
-        effects += self._events.settle(self._silence(now), now)
+        if moved := self._events.place_spares(now):
+            return self._events.settle(moved, now)  # nothing else, or a plan might name somebody who has left
+        effects = [*self._unassigned.tick(now), *self._events.settle(self._silence(now), now)]
         for cluster in list(self.clusters):
             effects += self._events.by(cluster, cluster.coordinator.tick(now))
         effects = self._events.settle(effects, now)

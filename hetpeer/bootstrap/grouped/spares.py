@@ -52,8 +52,9 @@ class Spares:
             if not replicas and (places := self._agendas.replicas(volunteer, gaps=peer not in due)):
                 del cluster.members.volunteers[peer]
                 yield cluster, self._unassigned.enter(volunteer.homeless(), places)
-            for place, (other, replica) in replicas.items():
-                yield other, other.release(replica, now)
+            for other in dict.fromkeys(other for other, _ in replicas.values()):
+                yield other, other.release([one for of, one in replicas.values() if of is other], now)
+            for place, (_, replica) in replicas.items():
                 yield cluster, cluster.take(replica.homeless(), place)
 
     def _due(self, waiting: Collection[str], now: float) -> list[str]:
