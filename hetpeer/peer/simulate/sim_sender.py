@@ -214,7 +214,9 @@ class SimSender:
             )
 
         def leave(core: Member) -> Iterable[Effect]:
-            if core.work.works_on(step):
+            held = core.work.find(step)
+            reduction = None if held is None else held.vote.reduction
+            if reduction is not None and reduction.number == shard.plan:  # parts of older plans stay
                 self._worker.export(step, effect, carry)
             return ()
 
