@@ -36,7 +36,7 @@ from benchmarks import report
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import DenseCodecName, LinkSettings, TrainingSettings
+from hetpeer.bootstrap.run.settings import LinkSettings, ReduceCodecName, TrainingSettings
 from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from tests.wanlab.lab import Lab
@@ -138,7 +138,7 @@ class Rounds:
 
 
 async def hetpeer(
-    setting: Setting, lab: Lab | None, rounds: int, folder: Path, codec: DenseCodecName = "none"
+    setting: Setting, lab: Lab | None, rounds: int, folder: Path, codec: ReduceCodecName = "none"
 ) -> Rounds:
     run = _make_run(setting, rounds, folder, LinkSettings(reduce=codec, feedback=True))
     async with running(run, folder, setting.peers, site=Site(lab=lab)) as swarm:

@@ -28,7 +28,7 @@ from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.links.adaptive_ratio import coding_for
-from hetpeer.stages.links.codec import Codec, codec_names, dense_codec_names
+from hetpeer.stages.links.codec import Codec, codec_names, reduce_codec_names
 from hetpeer.stages.links.value_codecs import VALUE_CODECS
 from hetpeer.stages.operators.operators import FAMILIES
 from hetpeer.stages.tracing.cut import cut_blocks
@@ -172,7 +172,7 @@ def test_an_unknown_codec_names_the_known_ones():
     with pytest.raises(ValueError, match=f"unknown codec 'fp9'; known: {', '.join(codec_names())}"):
         LinkSettings(codec="fp9")
     with pytest.raises(
-        ValueError, match=f"'topk-int8' for a reduce; known: {', '.join(dense_codec_names())}"
+        ValueError, match=f"'topk-int8' for a reduce; known: {', '.join(reduce_codec_names())}"
     ):
         LinkSettings(reduce="topk-int8")
 

@@ -153,6 +153,8 @@ class SumParts:
     """Senders of the parts, in the same order."""
     marks: tuple[Mark, ...] = ()
     """Ranges and keys under which the parts are fingerprinted as well."""
+    closely: bool = False
+    """Whether each part is inspected too."""
 
 
 @dataclass(frozen=True, slots=True)

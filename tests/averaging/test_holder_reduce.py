@@ -27,6 +27,7 @@ from hetpeer.averaging.reduce.reduce_shards import (
     LENGTH,
     PIECES,
     SHORTEST,
+    SPARSE_LENGTH,
     in_turns,
     length_of,
     shards_of,
@@ -115,6 +116,71 @@ def test_a_holder_sends_its_slot_only_if_it_holds_exactly_what_is_named():
     assert reduction().start(4, {0: frozenset({0})}) == []
     assert reduction().start(None, {}) == []
     assert reduction("c").start(4, {0: frozenset({0, 1})}) == []
+
+
+MANY = m.Cover(
+    block=0,
+    slots=(("a", (0,)), ("c", (1,))),
+    reducers=(("a", 1), ("b", 1), ("c", 1)),
+    receivers=("a", "b", "c"),
+)
+
+
+def by_all(me, *, closely=(), ties=()):
+    """A plan of movements of two clusters, a and b being holders of the first."""
+    line = m.TermView(term=1, view=0)
+    plan = m.Plan(line=line, step=0, plan=3, covers=(MANY,), closely=closely)
+    core = Reduction(me, plan, {0: SPARSE_LENGTH + 5}, Ties(), by_all=Ties(ties))
+    return core, core.start(STATE, {0: frozenset((0 if me in "ab" else 1,))})
+
+
+def test_parts_of_movements_go_to_all_who_add_them_up_themselves():
+    """And nobody sends sums."""
+    borders = [(0, SPARSE_LENGTH), (SPARSE_LENGTH, SPARSE_LENGTH + 5)]
+    core, effects = by_all("a")
+    assert {(s.shard.begin, s.shard.end, s.shard.reducer) for s in effects} == {
+        (*border, to) for border in borders for to in "abc"
+    }
+    assert len({s.shard.index for s in effects}) == 6
+    assert core.outgoing() == {"b": SPARSE_LENGTH + 5, "c": SPARSE_LENGTH + 5}
+    other, none = by_all("b")
+    assert none == []
+    assert other.missing() == (set(), {"a", "c"})
+    theirs = [s.shard for s in effects if s.shard.reducer == "b"]
+    assert other.part(0, effects[0].shard.index, "a", "for a") == [Release("for a")], "it is for another"
+    for shard in theirs:
+        assert other.part(0, shard.index, "c", f"c {shard.index}") == []
+        (sums,) = other.part(0, shard.index, "a", f"a {shard.index}")
+        assert (sums.holders, sums.shared, sums.closely) == (("a", "c"), False, False), "in the plan's order"
+        results = [e for e in other.summed(shard, "sum") if isinstance(e, SendResult)]
+        assert [result.to for result in results] == ["b"]
+        *_, last = other.result(0, shard.index, "b", f"sum {shard.index}", shard.length)
+    assert isinstance(last, Inspect)
+    assert last.shards == tuple(f"sum {shard.index}" for shard in theirs)
+
+
+def test_a_shard_of_movements_is_of_one_tied_parameter_or_of_none():
+    """So each block that shares it encodes it alike, wherever it lies there."""
+    core, _ = by_all("a", ties=(Tie(uses=((0, 7, 90), (3, 0, 83))),))
+    shards = [(shard.begin, shard.end) for shard in core._shards[0] if shard.reducer == "c"]
+    assert shards == [(0, 7), (7, 90), (90, SPARSE_LENGTH + 5)]
+
+
+def test_who_looks_closely_says_what_came_from_whom():
+    core, _ = by_all("b", closely=(0,))
+    shards = [shard for shard in core._shards[0] if shard.reducer == "b"]
+    looks = {"a": [Look("a0", True), Look("a1", True)], "c": [Look("c0", True), Look("c1", False)]}
+    for piece, shard in enumerate(shards):
+        core.part(0, shard.index, "a", "x")
+        (sums,) = core.part(0, shard.index, "c", "y")
+        assert sums.closely
+        core.summed(shard, "sum", (), [looks[holder][piece] for holder in sums.holders])
+        *_, last = core.result(0, shard.index, "b", "sum", shard.length)
+    assert not last.closely, "the parts are looked at, and not the sums"
+    core.inspected(VOTE, "whole")
+    words = {word.reducer: (word.of, word.finite) for word in core.received}
+    assert words == {"a": (0, True), "c": (0, False)}
+    assert len({word.digest for word in core.received}) == 2
 
 
 ALONE = cover(slots=(("a", (0, 1)),), reducers=(("a", 1),), receivers=("a",))

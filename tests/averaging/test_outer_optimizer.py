@@ -9,8 +9,10 @@ import torch
 
 from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.links.sparse_movement import TopK2
 
 SIZE = 1000
+CODEC = TopK2()
 DILOCO = {"learning_rate": 0.7, "momentum": 0.9}
 
 
@@ -68,3 +70,78 @@ def spread(clusters):
 def test_a_wrong_setting_is_named(wrong):
     with pytest.raises(LocalError, match=rf"HP-RUN-001: .* optimizer\.{next(iter(wrong))}"):
         outer_of(DILOCO | wrong)
+
+
+class SparseCluster:
+    """A cluster that sends its movements in the codec of movements."""
+
+    def __init__(self, parameters, settings=DILOCO):
+        self.rule = outer_of(settings | {"sparse": True})
+        self.parameters = parameters.clone()
+        names = ("outer_anchor", "outer_momentum", "outer_residual")
+        self.state = {name: torch.zeros(len(parameters)) for name in names}
+        self.rule.begin(parameters=self.parameters, state=self.state)
+
+    def sends(self):
+        moved = self.rule.moved(parameters=self.parameters, state=self.state)
+        data = memoryview(bytearray(CODEC.nbytes(len(moved))))
+        CODEC.encode(moved, data)
+        return CODEC.decode(data, len(moved))
+
+    def follow(self, sent, total, share):
+        self.rule.follow(parameters=self.parameters, state=self.state, sent=sent, total=total, share=share)
+
+
+def average_sparsely(clusters):
+    parts = [one.sends() for one in clusters]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total.add_(part)
+    for one, sent in zip(clusters, parts, strict=True):
+        one.follow(sent, total, 1 / len(clusters))
+    return parts
+
+
+def test_sparse_clusters_have_the_same_parameters_after_each_averaging():
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(2 * SIZE + 3000, generator=generator)
+    clusters = [SparseCluster(start) for _ in range(3)]
+    for _ in range(10):
+        for one in clusters:
+            one.parameters.add_(torch.randn(len(start), generator=generator) * 0.1)
+        average_sparsely(clusters)
+        for name in ("outer_anchor", "outer_momentum"):
+            assert len({one.state[name].numpy().tobytes() for one in clusters}) == 1
+        assert all(one.parameters.equal(one.state["outer_anchor"]) for one in clusters)
+    assert len({one.state["outer_residual"].numpy().tobytes() for one in clusters}) == 3
+
+
+def test_what_is_not_sent_now_is_sent_later():
+    """Without momentum the anchor goes as far as all movements together, less what is left at the end."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.zeros(SIZE)
+    (one,) = clusters = [SparseCluster(start, {"learning_rate": 1.0, "momentum": 0.0})]
+    moved = torch.zeros(SIZE)
+    for _ in range(60):
+        move = torch.randn(SIZE, generator=generator) * 0.01
+        moved += move
+        one.parameters.add_(move)
+        average_sparsely(clusters)
+    assert (one.parameters - one.state["outer_residual"] - moved).abs().max() < 1e-5
+    for _ in range(40):
+        average_sparsely(clusters)
+    assert (one.parameters - moved).abs().max() < 0.02
+
+
+def test_sparse_clusters_reach_the_minimum_of_what_they_minimize_together():
+    """Each has another minimum; the mean of their quadratics has its own, which none finds alone."""
+    generator = torch.Generator().manual_seed(0)
+    minima = [torch.randn(SIZE, generator=generator) for _ in range(4)]
+    clusters = [SparseCluster(torch.zeros(SIZE), {"learning_rate": 0.7, "momentum": 0.5}) for _ in minima]
+    together = sum(minima) / len(minima)
+    for _ in range(400):
+        for one, minimum in zip(clusters, minima, strict=True):
+            for _ in range(5):
+                one.parameters.add_((minimum - one.parameters) * 0.002)
+        average_sparsely(clusters)
+    assert (clusters[0].parameters - together).norm() < 0.1 * together.norm()

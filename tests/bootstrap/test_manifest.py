@@ -124,6 +124,31 @@ def test_what_is_clipped_is_not_shared_between_blocks() -> None:
         validated(Manifest, robust | {"ties": [{"uses": [[0, 0, 2], [2, 0, 2]]}]})
 
 
+SPARSE = {"links": {"reduce": "topk2"}, "averaging": {"window_s": "all", "outer": {}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"averaging": None}, "only an outer optimizer has movements"),
+        ({"averaging": {"window_s": "all"}}, "only an outer optimizer has movements"),
+        ({"averaging": {"outer": {}}}, "all clusters must be in every averaging"),
+        ({"blocks": [{**make_fields()["blocks"][0], "vector_count": 6}]}, "running statistics .* block 0"),
+    ],
+)
+def test_movements_are_of_runs_in_which_all_clusters_have_one_anchor(
+    changes: dict[str, Any], why: str
+) -> None:
+    fields = make_fields() | SPARSE
+    manifest = validated(Manifest, fields)
+    assert manifest.optimizer_state[-3:] == ("outer_anchor", "outer_momentum", "outer_residual")
+    assert not manifest.links.lossy
+    if "blocks" in changes:
+        changes = {"blocks": [*changes["blocks"], *fields["blocks"][1:]]}
+    with pytest.raises(LocalError, match=why):
+        validated(Manifest, fields | changes)
+
+
 def test_run_id_follows_content_and_owner() -> None:
     other = Ed25519PrivateKey.generate()
     ids = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.averaging.messages import BlockVote, Missed, Reducing, TermView, Vote
+from hetpeer.averaging.messages import BlockVote, Missed, Received, Reducing, TermView, Vote
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.commits import group_squares
@@ -100,6 +100,54 @@ def test_who_is_in_dispute_adds_up_nothing_and_only_if_others_can():
     assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["c"], ["c"]]
     told = reduce_of(known).make(SUMS, ROSTER, 0.0)
     assert {peer for cover in told["a"] for peer, _ in cover.reducers} <= {"a", "b"}
+
+
+def of_movements(known: DisputedPairs | None = None) -> Reduce:
+    complaints = ReduceComplaints(known or DisputedPairs(), CONFIG.ties)
+    return Reduce(CONFIG, {"a": 1.0, "b": 9.0}, complaints, AdaptiveTimeouts(), by_all=True)
+
+
+def test_movements_are_added_up_by_all_whatever_their_lines_and_disputes():
+    """Nobody adds up for another, so nobody is left out."""
+    known, roster = DisputedPairs(), ROSTER | {"c": (0, 2)}
+    known.add([frozenset("ab")])
+    told = of_movements(known).make(SUMS, roster, 0.0)
+    assert {cover.reducers for cover in told["a"]} == {(("a", 1), ("b", 1), ("c", 1))}
+    assert {cover.length for cover in told["a"]} == {0}
+
+
+def test_who_sends_one_movement_to_some_and_another_to_others_is_named():
+    one, roster = of_movements(), ROSTER | {"c": (0, 2)}
+    sums = {0: [("a", (0,)), ("b", (1,)), ("c", (2,))]}
+    one.make(sums, roster | dict.fromkeys(roster, (0, 1)), 0.0)
+    roster = dict.fromkeys("abc", (0, 1))
+
+    def votes(plan):
+        for peer, digest in zip("abc", "xxy", strict=True):
+            words = tuple(
+                Received(block=0, of=0, reducer=sender, digest=digest if sender == "b" else "0", finite=True)
+                for sender in "abc"
+            )
+            word = vote(plan=plan, digests=(digest,)).model_copy(update={"received": words})
+            again = one.vote(peer, word, roster, 1.0)
+        return again
+
+    assert votes(1), "another plan, whose votes say what came from whom"
+    one.make(sums, roster, 1.0)
+    assert one.closely == (0,)
+    assert votes(2), "b's word is against c's"
+    assert [news["pairs"] for news in one.complaints.news()] == [[["b", "c"]]]
+    one.make(sums, roster, 2.0)
+    votes(3)
+    assert one.complaints.to_fence().keys() <= {"b", "c"}
+
+
+def test_progress_counts_all_parts_that_come_to_each():
+    one = of_movements()
+    one.make(SUMS, ROSTER, 0.0)
+    shards = [-(-CONFIG.costs[block].elements // LENGTH) for block in SUMS]
+    due = sum(1 + (len(SUMS[block]) + 1) * count for block, count in enumerate(shards))
+    assert one._shards == {"a": due, "b": due}
 
 
 def test_what_was_missed_counts_for_the_plan_that_ran_out_of_time_alone():

@@ -38,7 +38,7 @@ from hetpeer.stages.ipc.worker_messages import (
     decode_result,
     encode_message,
 )
-from hetpeer.stages.links.codec import Codec, EncodedTensor, codec_names, length, room
+from hetpeer.stages.links.codec import Codec, EncodedTensor, codec_names, length, room, sparse_codec_names
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.operators.random_draws import Draw
@@ -180,7 +180,7 @@ def shards() -> Iterable[bytes]:
 
 # ── tensors ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-CODECS = codec_names()
+CODECS = [*codec_names(), *sparse_codec_names()]
 HEAD = struct.Struct("<BHHBH")
 """Which codec, elements, elements kept, form of the positions, bytes of squeezed values."""
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
@@ -262,7 +262,7 @@ COMMANDS = [
         update={"name": "AdamW", "betas": (0.9, 0.95), "schedule": ((1.0, 1.0),), "eps": 1e-8},
         groups=(("*.bias", {"weight_decay": 0.0}),),
         keeps=("exp_avg",),
-        outer={"momentum": 0.9},
+        outer={"momentum": 0.9, "sparse": True},
     ),
     c.LoadState(block=0, state=EXTENT),
     c.Unload(block=0),
@@ -282,11 +282,13 @@ COMMANDS = [
     c.DropSlot(step=1, block=0, slot=1),
     v.ExportSlot(step=1, block=0, slot=1, begin=0, end=9, extent=EXTENT, rounding=ROUNDING),
     v.ExportState(block=0, begin=0, end=9, extent=EXTENT, copy=True),
+    v.ExportMovement(block=0, begin=4096, end=9000, extent=EXTENT, decoded=True),
     v.CopyBlock(block=0),
     v.DropCopies(),
     c.ClearStep(step=1),
     v.SumVectors(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
     v.SumVectors(parts=(EXTENT,), into=EXTENT, elements=32, begin=9, markings=(MARKING, MARKING)),
+    v.SumVectors(parts=(EXTENT,), into=EXTENT, elements=32, closely=True),
     v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),)),
     v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),), groups=(((0, 4),), ((4, 16),))),
     v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),), pieces=(EXTENT,)),
@@ -319,6 +321,7 @@ RESULTS = [
     r.VectorExported(rounded=True),
     r.Summed(unsound=(1,), rounded=False),
     r.Summed(unsound=(), marks=(bytes(NBYTES),)),
+    r.Summed(unsound=(), looks=(("cd" * 32, True),)),
     r.Marked(marks=bytes(NBYTES)),
     r.BundleMarked(marks=bytes(NBYTES), exact=bytes(r.DIGEST_BYTES), digest=bytes(r.DIGEST_BYTES)),
     r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True, seconds=0.1),

@@ -25,6 +25,7 @@ from hetpeer.peer.cli.author.export_command import export
 from hetpeer.peer.cli.author.generate_command import generate
 from hetpeer.peer.cli.author.init_command import init
 from hetpeer.peer.cli.author.init_summary import summary
+from hetpeer.peer.cli.author.settings_text import settings_lines
 from hetpeer.peer.cli.author.watch_command import watch
 from hetpeer.peer.watching.curve_reader import PlacedPoint
 from hetpeer.peer.watching.follow_curve import _line
@@ -142,6 +143,42 @@ def test_steps_overlap_once_the_rate_has_risen_unless_said_otherwise(
     usual = "--batch-size 8 --microbatch-size 2 --sequence-length 16"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *usual.split(), *options.split())
     assert RunDirectory.open(tmp_path / "run").manifest.training.fresh_steps == fresh_steps
+
+
+SPARSE = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --unchecked --reduce-codec topk2"
+GROUPED = f"{SPARSE} --mode grouped --outer nesterov"
+
+
+def test_a_run_of_sparse_updates_keeps_residuals_and_waits_for_all(tmp_path: Path) -> None:
+    model, text = make_author(tmp_path / "author"), tmp_path / "author" / "text.txt"
+    options = [*GROUPED.split(), "--interval", "30"]
+    run_command("init", tmp_path / "run", "--model", model, "--data", text, *options)
+    manifest = RunDirectory.open(tmp_path / "run").manifest
+    outer = Outer(learning_rate=1.0, momentum=0.0)
+    assert manifest.averaging == AveragingSettings(window_s="all", interval=30, outer=outer)
+    assert manifest.optimizer_state[-3:] == ("outer_anchor", "outer_momentum", "outer_residual")
+    assert manifest.outer_rule == {"learning_rate": 1.0, "momentum": 0.0, "sparse": True}
+    dense = manifest.model_copy(update={"links": LinkSettings()})
+    assert manifest.upkeep.kept == dense.upkeep.kept + 1, "nothing else is kept of what is rounded"
+    assert dict(settings_lines(manifest))["links"].endswith(
+        "pipelines send the largest of what they have moved"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (SPARSE, "only an outer optimizer has movements to send"),
+        (f"{SPARSE} --mode grouped", "only an outer optimizer has movements to send"),
+        (f"{GROUPED} --window 3", "all clusters must be in every averaging"),
+        (f"{GROUPED} --delayed", "a mean must be installed at once by all clusters"),
+        (f"{GROUPED} --robust", "of most numbers nothing is sent"),
+    ],
+)
+def test_what_does_not_go_with_sparse_updates_is_named(tmp_path: Path, options: str, why: str) -> None:
+    with pytest.raises(LocalError, match=why) as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", *options.split())
+    assert caught.value.code == "HP-RUN-001"
 
 
 def test_settings_of_an_outer_optimizer_are_not_ignored_without_it() -> None:

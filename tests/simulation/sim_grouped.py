@@ -6,10 +6,12 @@
   same bits after it.
 * No batch is in any parameters twice, by two trainings. At the end every batch is in them once
   (docs/averaging.md, "Exactly once").
+* Sparse averagings are of all clusters, which have one anchor and install it at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +20,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
-from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
+from hetpeer.averaging.groups.wait_window import WAITED, Adaptive, WaitWindow
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.grouped.recut import WHY
@@ -62,15 +64,17 @@ def simulate(
     delayed: bool | None = None,
     spare_s: float | None = None,
     kills: int = 0,
+    sparse: bool = False,
 ) -> HistoryOutcome:
     """One history with the symbolic model; a violation is in the outcome.
 
     By default `interval` is the one of INTERVALS whose turn it is, every other four seeds are `delayed`,
-    and `spare_s` is one of SPARE_S. `kills` come one after the other besides the faults.
+    and `spare_s` is one of SPARE_S. `kills` come one after the other besides the faults. `sparse`: averagings
+    are of movements, of all clusters.
     """
     interval = interval or INTERVALS[seed // 2 % 2]
-    delayed = bool(seed // 4 % 2) if delayed is None else delayed
-    shaped = config or replace(shape(seed), steps=BATCHES)
+    delayed = not sparse and (bool(seed // 4 % 2) if delayed is None else delayed)
+    shaped = replace(config or replace(shape(seed), steps=BATCHES), sparse=sparse)
     if delayed:
         enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
         shaped = replace(shaped, volunteers=enough, part_s=(0.0, SLOW_S[seed % 3]))
@@ -110,6 +114,7 @@ class GroupedChecks(Checks):
     def __init__(self, numerics: Any, config: HistoryConfig, coverage: Coverage) -> None:
         super().__init__(numerics, config, coverage)
         self.credit = Credit(grouped=config.steps)
+        self._sparse = config.sparse
         self._term = 0
         self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
         """Living cluster → version by version what is in it: (batch, which training of it)."""
@@ -121,12 +126,19 @@ class GroupedChecks(Checks):
         self._trained: Counter[int] = Counter()
         self._averages: dict[tuple[int, int], frozenset[int]] = {}
         """(cluster, step) → the clusters that averaged in it."""
+        self._anchors: dict[int, list[tuple[int, int]]] = {}
+        """Cluster → (version, number of means in it), rising."""
+        self._stored_anchor = 0
+        self._behind: frozenset[int] = frozenset()
+        """Living clusters that the last sparse averaging was without: they must not do anything any more."""
         self._batches: dict[tuple[int, int], int] = {}
         self._after: dict[tuple[int, int, int], str] = {}
         """(cluster, version, block) → digest of the state."""
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         kind, cluster = record["kind"], record.get("cluster", 0)
+        acts = kind in ("commit", "checkpoint") and cluster in self._behind
+        require(not acts, f"cluster {cluster} goes on though the others have averaged without it")
         match kind:
             case "reign":
                 require(record["term"] > self._term, f"term {record['term']} after {self._term}")
@@ -138,6 +150,7 @@ class GroupedChecks(Checks):
                 require(cluster not in self._inside, f"cluster {cluster} is founded twice")
                 require(self._fits(stored), f"cluster {cluster} begins with what others have trained again")
                 self._base[cluster], self._inside[cluster] = version, [stored]
+                self._anchors[cluster] = [(version, self._stored_anchor)]
             case "commit":
                 batch, step = record["batch"], record["step"]
                 self._grows(cluster, step)
@@ -156,16 +169,20 @@ class GroupedChecks(Checks):
                 self._inside[cluster].append(self._inside[cluster][-1] | {(batch, self._trained[batch])})
             case "average" | "installed":
                 copies = dict(record["clusters"])
+                if kind == "average" and self._sparse:
+                    self._is_of_all(copies, record)
                 if kind == "average":
                     mean = [self._inside[number][at - self._base[number]] for number, at in copies.items()]
                     self._promised |= dict.fromkeys(copies, frozenset().union(*mean))
                 for number, step in record["installed"]:
                     self._grows(number, step)
+                    self._anchors[number].append((step + 1, self._anchors[number][-1][1] + 1))
                     self._averages[number, step] = frozenset(copies)
                     self._inside[number].append(self._inside[number][-1] | self._promised.pop(number))
             case "checkpoint":
                 at = record["version"] - self._base[cluster]
                 self._stored = (record["version"], self._inside[cluster][at])
+                self._stored_anchor = max(n for v, n in self._anchors[cluster] if v <= record["version"])
             case "dissolved":
                 before = frozenset().union(*self._known())
                 self._inside.pop(cluster, None)
@@ -179,6 +196,14 @@ class GroupedChecks(Checks):
                 pass
         everything = frozenset().union(*self._known()) if self._inside else self._stored[1]
         self.credit_adds_up(record, (batch for batch, _ in everything))
+
+    def _is_of_all(self, copies: Mapping[int, int], record: Mapping[str, Any]) -> None:
+        """A sparse averaging is of clusters with one anchor, all install it, and no other one goes on."""
+        anchors = {number: self._anchors[number][-1][1] for number in copies}
+        require(len(set(anchors.values())) == 1, f"anchors {anchors} are averaged")
+        self._behind = frozenset(self._inside.keys() - copies.keys())
+        late = copies.keys() - dict(record["installed"]).keys()
+        require(not late, f"clusters {late} do not install it at once")
 
     def _grows(self, cluster: int, step: int) -> None:
         version = self._base[cluster] + len(self._inside[cluster]) - 1
@@ -247,7 +272,8 @@ class GroupedSwarm(CheckedSwarm):
         self._spare_s = spare_s
 
     def _new_core(self) -> Core:
-        scheduler = GroupPipelines(1, (), self._span, Adaptive(self._span, self._wait))
+        window = WaitWindow(math.inf) if self.config.sparse else Adaptive(self._span, self._wait)
+        scheduler = GroupPipelines(1, (), self._span, window)
         config = replace(
             self._core_config(),
             averaging_interval=self._interval,

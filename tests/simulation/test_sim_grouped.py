@@ -2,6 +2,7 @@
 exactly once.
 """
 
+from collections import Counter
 from itertools import islice
 from unittest.mock import patch
 
@@ -10,6 +11,7 @@ import pytest
 from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.member.step_vote import StepVote
 from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
+from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.credit import Credit
@@ -71,6 +73,31 @@ def test_without_faults_nobody_falls_apart_and_groups_are_formed():
     assert "average" in outcome.kinds
 
 
+@pytest.mark.parametrize("count", mostly_proof([4, 40], [4]))
+def test_sparse_averagings_are_of_all_clusters_with_one_anchor(count):
+    """Also with clusters that are founded meanwhile, and coordinators that die."""
+    kinds = Counter()
+    for seed in range(count):
+        outcome = simulate(seed, faults=FAULTS, sparse=True)
+        assert outcome.violation is None, outcome
+        kinds.update(outcome.kinds)
+    assert kinds.keys() >= {"average", "dissolved", "founded", "reign"}, kinds
+    assert not kinds["installed"], "what is decided is installed by all at once"
+
+
+def test_sparse_clusters_wait_for_the_fastest_and_not_for_the_slowest():
+    """Who has trained an interval calls the others, which come after their batch."""
+    outcome = simulate(3, faults=0, interval=3, sparse=True)
+    assert outcome.violation is None
+    assert "average" in outcome.kinds
+    assert "dissolved" not in outcome.kinds
+
+
+def outdated(self):
+    """A cluster is founded from a checkpoint of before the last averaging."""
+    return True
+
+
 def forgetful(self, record, original=BatchLineage.add):
     """The batch of a cluster that falls apart is not handed out again."""
     if record["kind"] == "dissolved":
@@ -126,6 +153,10 @@ MUTANTS = {
     "alone": lambda: patch.object(AveragingRound, "_contributions", alone),
     "anybody": lambda: patch.object(StepVote, "_sums", anybody),
 }
+OF_SPARSE = {
+    "outdated": lambda: patch.object(Averagings, "may_found", property(outdated)),
+    "alone": MUTANTS["alone"],
+}
 
 
 @pytest.mark.parametrize("name", mostly_proof(MUTANTS, MUTANTS.keys() - {"live", "midway", "anybody"}))
@@ -133,4 +164,11 @@ def test_a_seeded_bug_is_caught_three_times(name):
     with MUTANTS[name]():
         seeds = SEEDS_OF.get(name, range(32))
         broken = (seed for seed in seeds if simulate(seed, faults=FAULTS).caught)
+        assert len(list(islice(broken, 3))) == 3
+
+
+@pytest.mark.parametrize("name", mostly_proof(OF_SPARSE, ["outdated"]))
+def test_a_seeded_bug_of_sparse_averagings_is_caught_three_times(name):
+    with OF_SPARSE[name]():
+        broken = (seed for seed in range(64) if simulate(seed, faults=FAULTS, sparse=True).caught)
         assert len(list(islice(broken, 3))) == 3

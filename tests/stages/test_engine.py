@@ -118,6 +118,17 @@ async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
         assert summed.unsound == unsound
 
 
+async def test_parts_are_looked_at_one_by_one_where_a_sum_is_doubted(holder):
+    parts = [holder.put(np.full(3, number, np.float32)) for number in (1, 2, 1)]
+    into = holder.arena.allocate(12)
+    summed = await holder.submit(v.SumVectors(parts=tuple(parts), into=into, elements=3, closely=True))
+    (one, _), (two, _), (like_one, _) = summed.looks
+    assert one == like_one != two
+    assert [finite for _, finite in summed.looks] == [True] * 3
+    unasked = await holder.submit(v.SumVectors(parts=tuple(parts), into=into, elements=3))
+    assert unasked.looks == ()
+
+
 async def test_parts_slots_and_sums_are_fingerprinted_as_their_elements_are(holder):
     """Each in the ways that are named, whatever pieces it lies in."""
     spec, key = holder.blocks[0], bytes(range(16))

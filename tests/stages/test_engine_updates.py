@@ -4,15 +4,20 @@ import contextlib
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
 from hetpeer.stages.block.state_file import load
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.links import tensor_codecs
 from hetpeer.stages.links.codec import Codec, EncodedTensor
+from hetpeer.stages.links.sparse_movement import KEPT as KEPT_OF_WINDOW
+from hetpeer.stages.links.sparse_movement import WINDOW
 from hetpeer.stages.links.value_codecs import VALUE_CODECS
+from hetpeer.stages.worker.holding.movement import CODEC as MOVEMENTS
 from tests.stages.compute_rig import (
     DRAW,
     KEPT,
@@ -260,6 +265,50 @@ async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     assert (after.optimizer["outer_anchor"] == after.parameters).all()
     again = await holder.load_state(0, file)
     assert again.digest == after.digest()
+
+
+async def test_sparse_clusters_send_movements_and_get_the_same_parameters(arena):
+    """Two clusters, and a second holder of a block of the first, which has sent nothing: what it must not
+    send again is a matter of its own state.
+    """
+    spec, outer = tiny_blocks()[0], {"learning_rate": 0.5, "momentum": 0.5, "sparse": True}
+    keeps, count = (*KEPT, "outer_anchor", "outer_momentum", "outer_residual"), spec.vector_count
+    holders = [Holder(submitter(cpu_engine(arena)), arena, [spec]) for _ in range(3)]
+    first = load(state_file(MODEL, spec), 0, layout(spec), keeps)
+    prepare = c.PrepareBlock(block=0, graph=pack_block(spec), update=UPDATE, keeps=keeps, outer=outer)
+    for holder, number in zip(holders, (1, 2, 1), strict=True):
+        holder.dump_bytes[0] = (await holder.submit(prepare)).dump_bytes
+        await holder.load_state(0, state_file(MODEL, spec))
+        await holder.apply(spec, holder.put(flat(plain_gradient(number, 1.0), spec)), 1.0)
+    for version in (2, 3):
+        parts = []
+        for holder in holders[:2]:
+            ours, sent = holder.put(np.zeros(count, np.float32)), arena.allocate(MOVEMENTS.nbytes(count))
+            here = {"block": 0, "begin": 0, "end": count}
+            await holder.submit(v.ExportMovement(**here, extent=ours, decoded=True))
+            await holder.submit(v.ExportMovement(**here, extent=sent))
+            parts.append(holder.floats(ours).copy())
+            assert MOVEMENTS.decode(arena.view(sent), count).numpy().tobytes() == parts[-1].tobytes()
+        total = parts[0] + parts[1]
+        for holder in holders:
+            install = v.Install(block=0, total=holder.put(total), coefficient=0.5, plan=1)
+            assert (await holder.submit(install)).version == version
+        states = [load(await holder.state(0), 0, layout(spec), keeps) for holder in holders]
+        for name in keeps[-3:-1]:
+            assert len({state.optimizer[name].tobytes() for state in states}) == 1
+        assert len({state.parameters.tobytes() for state in states}) == 1
+        assert states[0].digest() == states[2].digest() != states[1].digest(), "residuals are in it"
+        assert all(np.count_nonzero(state.optimizer["outer_residual"]) > 0 for state in states)
+        for holder in holders:  # the residual comes back with the state
+            await holder.load_state(0, await holder.state(0))
+    moved = states[0].parameters != first.parameters
+    assert 0 < np.count_nonzero(moved) <= 2 * 2 * KEPT_OF_WINDOW * (-(-count // WINDOW))
+
+
+async def test_a_movement_is_of_whole_windows_and_of_a_sparse_run(holder, arena):
+    into = arena.allocate(4096)
+    with pytest.raises(CommandFailedError, match="sends no movements"):
+        await holder.submit(v.ExportMovement(block=0, begin=0, end=9, extent=into))
 
 
 async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_updates(arena):

@@ -15,6 +15,7 @@ from hetpeer.bootstrap.log.history import Means
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.peer.watching.perfetto import perfetto
+from hetpeer.stages.worker.holding.movement import CODEC as MOVEMENTS
 from tests.bootstrap.engine import rewrite_log
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
@@ -107,6 +108,51 @@ async def test_two_clusters_share_the_batches_and_one_machine_gets_the_same(swar
         kept = store.load_state(stored, block).optimizer
         assert all(kept[name].any() for name in ("exp_avg_beta2", "outer_anchor", "outer_momentum")), block
     assert all(sorted(record["sums"], key=int) for record in averages)
+
+
+SPARSE = (
+    AveragingSettings(window_s="all", interval=2, outer=Outer(learning_rate=0.7, momentum=0.5)),
+    LinkSettings(reduce="topk2"),
+)
+
+
+async def test_two_clusters_that_send_the_largest_of_what_they_have_moved(swarm: Swarm) -> None:
+    """The residual is in the checkpoint, one machine gets every bit, and parts are as small as said."""
+    volunteers = await clusters_of_two(swarm, "abcd", *SPARSE, ("--trace",), before="patient")
+    await swarm.finished(swarm.children[0], *volunteers)
+    all_batches_once(swarm)
+    assert not swarm.records("dissolved")
+    assert all(
+        len(record["installed"]) == len(record["clusters"]) == 2 for record in swarm.records("average")
+    )
+    computed_again(swarm)
+    store, stored = CheckpointStore(swarm.run, swarm.run.layouts()), swarm.records("checkpoint")[-1]
+    names = ("outer_anchor", "outer_momentum", "outer_residual")
+    for block in range(len(swarm.run.manifest.blocks)):
+        kept = store.load_state(stored, block).optimizer
+        assert all(kept[name].any() for name in names), block
+    sent = [
+        event["args"]["bytes"]
+        for event in perfetto(swarm.folder)["traceEvents"]
+        if event["ph"] == "X" and event["name"].split()[0] == "part"
+    ]
+    vectors = {block.vector_count for block in swarm.run.manifest.blocks}
+    assert set(sent) == {MOVEMENTS.nbytes(count) for count in vectors}
+
+
+@pytest.mark.proof
+async def test_residuals_survive_a_killed_cluster(swarm: Swarm) -> None:
+    """A new cluster begins with the checkpoint's anchor, that of all others in the next averaging."""
+    volunteers = await clusters_of_two(swarm, "abcd", *SPARSE, steps=ENDLESS, checkpoint_every=4)
+    await until(lambda: averaged(swarm, {0, 1}), "they have averaged", 100.0)
+    await volunteers.pop().kill()
+    await until(lambda: swarm.records("dissolved"), "its cluster has fallen apart")
+    volunteers.append(swarm.volunteer("e"))
+    await until(lambda: averaged_with_a_new_one(swarm), "a new one has taken its place", within_s=100.0)
+    await swarm.left_in_order(volunteers)
+    replayed = replay(swarm.run.path)
+    assert replayed.ok, replayed.problems
+    assert replayed.equal == replayed.steps > 0
 
 
 @pytest.mark.proof

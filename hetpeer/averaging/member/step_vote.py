@@ -54,6 +54,8 @@ class ModelShape:
     """Ids below it may be computed before the steps before theirs are committed; the others wait for that."""
     shard_length: int = LENGTH
     """Elements of a shard."""
+    sparse: bool = False
+    """Whether averagings are of movements, which every receiver adds up itself."""
 
 
 class StepVote:
@@ -96,7 +98,15 @@ class StepVote:
         void = [] if self.reduction is None else self.reduction.abandon()
         # The copies of a tied parameter are averaged one by one: they are equal, and stay equal.
         ties = Ties() if self._averages else self._shape.ties
-        self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
+        shape = self._shape
+        self.reduction = Reduction(
+            self._me,
+            message,
+            shape.sizes,
+            ties,
+            shape.shard_length,
+            by_all=shape.ties if self._averages and shape.sparse else None,
+        )
         outgoing = self.reduction.outgoing()
         shared = [ShareUplink(outgoing)] if outgoing else []
         self._slot, ids = self._sums()
@@ -135,12 +145,14 @@ class StepVote:
             return []
         return [Tell(m.Reducing(**self._named, plan=self.reduction.number))]
 
-    def summed(self, shard: Shard, handle: p.Handle, lengths: Sequence[float] = ()) -> list[Effect]:
-        """`SumParts` is done; `lengths`: squared lengths of its parts."""
+    def summed(
+        self, shard: Shard, handle: p.Handle, lengths: Sequence[float] = (), looks: Sequence[Look] = ()
+    ) -> list[Effect]:
+        """`SumParts` is done; `lengths`: squared lengths of its parts; `looks`: inspections of them."""
         if not self._is_current(shard.plan):
             return [p.Release(handle)]
         assert self.reduction is not None
-        return self._wrap(self.reduction.summed(shard, handle, lengths))
+        return self._wrap(self.reduction.summed(shard, handle, lengths, looks))
 
     def unusable(self, shard: Shard, part: int, why: str) -> list[Effect]:
         """`SumParts` cannot be done: object to the holder of part number `part`."""

@@ -251,11 +251,18 @@ class WorkInProgress:
         return [*held.absorb(held.pipeline.work_failed(key, why, given)), *self.share_worker()]
 
     def summed(
-        self, step: StepId, shard: Shard, handle: Handle, lengths: Sequence[float] = ()
+        self,
+        step: StepId,
+        shard: Shard,
+        handle: Handle,
+        lengths: Sequence[float] = (),
+        looks: Sequence[Look] = (),
     ) -> list[Effect]:
-        """Take the result of `SumParts`; `lengths`: squared lengths of its parts, if fingerprinted."""
+        """Take the result of `SumParts`; `lengths`: squared lengths of its parts, if fingerprinted; `looks`:
+        their inspections, if asked for.
+        """
         held = self.find(step)
-        return [Release(handle)] if held is None else held.vote.summed(shard, handle, lengths)
+        return [Release(handle)] if held is None else held.vote.summed(shard, handle, lengths, looks)
 
     def unusable(self, step: StepId, shard: Shard, part: int, why: str) -> list[Effect]:
         """Note that `SumParts` failed: part number `part` is malformed or not finite."""

@@ -158,7 +158,7 @@ class Received(Schema):
     """Statement of a holder of `block`: the share of the sum of block `of` that it got from `reducer`.
 
     `of` is `block` or tied to it. `digest`: digest of the digests of the share's shards. `finite`: whether
-    all their elements are finite.
+    all their elements are finite. Where everybody adds up movements, it is about a part and its sender.
     """
 
     block: Block
@@ -182,7 +182,7 @@ class Cover(Schema):
     `slots` are (holder, ids) in the order in which their sums are added. `reducers` are (peer, share): they
     add up consecutive pieces of the block's flat gradient, with lengths in proportion to their shares.
     `receivers` get every shard's sum, `observers` those shards that have elements of a parameter tied to one
-    of theirs.
+    of theirs. Where movements are averaged, every receiver is a reducer and adds up all of them itself.
     """
 
     block: Block

@@ -6,11 +6,15 @@ here those average that are ready, so each cluster starts from its own parameter
 its *anchor*. If all clusters are in every group the two are the same. If not, differences between clusters
 shrink from one averaging to the next as long as rate and momentum are those of a stable heavy ball
 (docs/averaging.md).
+
+With sparse updates (SparseLoCo, Sarfi et al., 2025) a cluster sends the largest elements of what it has
+moved. The rest is its *residual*, which it adds to its next movement. All clusters are in every group then,
+so their anchors have the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import torch
@@ -28,6 +32,8 @@ class NesterovSettings(BaseModel):
 
     learning_rate: Annotated[float, Field(gt=0, le=2)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
+    sparse: bool = False
+    """Whether clusters send only the largest elements of what they have moved."""
 
 
 def outer_of(values: Settings) -> OuterNesterov:
@@ -36,10 +42,15 @@ def outer_of(values: Settings) -> OuterNesterov:
 
 
 class OuterNesterov:
-    """Torch's SGD with Nesterov momentum, whose gradient is `outer_anchor` minus the mean. Holds no state."""
+    """Torch's SGD with Nesterov momentum, whose gradient is `outer_anchor` minus the mean. Holds no state.
+
+    All tensors are 1-D float32 of one length on one device. Deterministic to the bit for equal inputs
+    (update_rule.py).
+    """
 
     def __init__(self, settings: NesterovSettings) -> None:
         self.settings = settings
+        self.sparse = settings.sparse
 
     def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """A run's first parameters are as if everybody had averaged."""
@@ -48,17 +59,50 @@ class OuterNesterov:
     def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Turn `parameters`, the mean, into the cluster's next parameters, in place.
 
-        `outer_anchor` and `outer_momentum` of `state` are updated in place too. All are 1-D float32 tensors
-        of one length on one device. Deterministic to the bit for equal inputs (update_rule.py).
+        `outer_anchor` and `outer_momentum` of `state` are updated in place too.
         """
-        minus_rate, momentum = float32(-self.settings.learning_rate), float32(self.settings.momentum)
-        anchors, moments = state["outer_anchor"], state["outer_momentum"]
         with torch.no_grad():
-            for begin in range(0, len(parameters), CHUNK):
-                part = slice(begin, begin + CHUNK)
-                # g = a - p; b ← μ b + g; p, a ← a - rate · (g + μ b)
-                move = anchors[part] - parameters[part]
-                moments[part].mul_(momentum).add_(move)
-                move.add_(moments[part] * momentum)
-                anchors[part].add_(move.mul_(minus_rate))
-                parameters[part].copy_(anchors[part])
+            for part in _chunks(parameters):
+                self._step(parameters, state, part, state["outer_anchor"][part] - parameters[part])
+
+    def moved(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What a cluster has moved since its anchor, against the direction of training, and what is left of
+        earlier movements: a - p + r.
+        """
+        with torch.no_grad():
+            return (state["outer_anchor"] - parameters).add_(state["outer_residual"])
+
+    def follow(
+        self,
+        *,
+        parameters: torch.Tensor,
+        state: Mapping[str, torch.Tensor],
+        sent: torch.Tensor,
+        total: torch.Tensor,
+        share: float,
+    ) -> None:
+        """Turn `parameters` into the cluster's next ones, in place, and update all of `state`.
+
+        `sent` is what it has sent of `moved`; `total` · `share` is the mean of what all have sent.
+        """
+        share = float32(share)
+        moved = self.moved(parameters=parameters, state=state)
+        with torch.no_grad():
+            torch.sub(moved, sent, out=state["outer_residual"])
+            for part in _chunks(parameters):
+                self._step(parameters, state, part, total[part] * share)
+
+    def _step(
+        self, parameters: torch.Tensor, state: Mapping[str, torch.Tensor], part: slice, move: torch.Tensor
+    ) -> None:
+        """The movement g = `move`, which is changed: b ← μ b + g; p, a ← a - rate · (g + μ b)."""
+        minus_rate, momentum = float32(-self.settings.learning_rate), float32(self.settings.momentum)
+        anchors, moments = state["outer_anchor"][part], state["outer_momentum"][part]
+        moments.mul_(momentum).add_(move)
+        move.add_(moments * momentum)
+        anchors.add_(move.mul_(minus_rate))
+        parameters[part].copy_(anchors)
+
+
+def _chunks(vector: torch.Tensor) -> Iterator[slice]:
+    return (slice(begin, begin + CHUNK) for begin in range(0, len(vector), CHUNK))

@@ -27,7 +27,7 @@ from hetpeer.averaging.effects import (
     TiedPiece,
 )
 from hetpeer.averaging.messages import BlockVote, Cover, Length, Plan, Received
-from hetpeer.averaging.reduce.reduce_shards import LENGTH, in_turns, shards_of
+from hetpeer.averaging.reduce.reduce_shards import LENGTH, in_turns, shards_for_all, shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
 
@@ -45,6 +45,11 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
     given: dict[tuple[int, str], list[Look]] = {}
     for shard, look in zip(shards, looks, strict=True):
         given.setdefault((shard.block, shard.reducer), []).append(look)
+    return by_source(block, given)
+
+
+def by_source(block: int, given: Mapping[tuple[int, str], Sequence[Look]]) -> list[Received]:
+    """What has come for `block`, as votes list it; `given`: block and sender → inspections, in order."""
     return [
         Received(
             block=block,
@@ -60,17 +65,33 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
 class Reduction:
     """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: shared parameters.
 
-    `length`: elements of a shard.
+    `length`: elements of a shard. `by_all`: every receiver adds up all parts itself, in shards that are each
+    of one of these tied parameters or of none.
     """
 
     def __init__(
-        self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties, length: int = LENGTH
+        self,
+        me: str,
+        plan: Plan,
+        sizes: Mapping[int, int],
+        ties: Ties,
+        length: int = LENGTH,
+        *,
+        by_all: Ties | None = None,
     ) -> None:
         self.number = plan.plan
         self._ties = ties
         self.covers = {cover.block: cover for cover in plan.covers}
         self._me = me
-        self._shards = {c.block: shards_of(plan.plan, c, sizes[c.block], length) for c in plan.covers}
+        self._by_all = by_all is not None
+        self._shards = {
+            c.block: shards_of(plan.plan, c, sizes[c.block], length)
+            if by_all is None
+            else shards_for_all(plan.plan, c, by_all.parts(c.block, sizes[c.block]))
+            for c in plan.covers
+        }
+        self._looks: dict[int, dict[str, dict[int, Look]]] = {}
+        """Block → sender → shard → inspection of its part; with `by_all`, of blocks looked at closely."""
         self._parts: dict[tuple[int, int], dict[str, Handle]] = {}
         self._results: dict[int, dict[int, Handle]] = {}
         self._summing: set[tuple[int, int]] = set()
@@ -155,14 +176,19 @@ class Reduction:
         shared = any(peer != self._me for peer in self._readers(shard))
         holders = tuple(h for h, _ in cover.slots)
         marks = tuple(one for one in self._marks if one.block == block)
-        return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders, marks)]
+        closely = self._by_all and block in self._closely
+        return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders, marks, closely)]
 
-    def summed(self, shard: Shard, handle: Handle, lengths: Sequence[float] = ()) -> list[Effect]:
+    def summed(
+        self, shard: Shard, handle: Handle, lengths: Sequence[float] = (), looks: Sequence[Look] = ()
+    ) -> list[Effect]:
         """The sum of `shard` is made: send it to all holders of the block, and to holders of a tied block
         that need it.
 
-        `lengths`: squared lengths of its parts.
+        `lengths`: squared lengths of its parts. `looks`: inspections of them.
         """
+        for (holder, _), look in zip(self.covers[shard.block].slots, looks, strict=False):
+            self._looks.setdefault(shard.block, {}).setdefault(holder, {})[shard.index] = look
         for (holder, _), squared in zip(self.covers[shard.block].slots, lengths, strict=False):
             self._lengths[shard.block, holder] = self._lengths.get((shard.block, holder), 0.0) + squared
         parts = self._parts.pop((shard.block, shard.index), {})
@@ -170,7 +196,11 @@ class Reduction:
         return [*effects, *(SendResult(shard, to, handle) for to in self._readers(shard)), Release(handle)]
 
     def _readers(self, shard: Shard) -> tuple[str, ...]:
-        """Peers that get `shard`'s sum: the block's receivers, and observers if it has tied elements."""
+        """Peers that get `shard`'s sum: the block's receivers, and observers if it has tied elements; with
+        `by_all` only its reducer.
+        """
+        if self._by_all:
+            return (shard.reducer,)
         cover = self.covers[shard.block]
         return (*cover.receivers, *(cover.observers if self._is_tied(shard) else ()))
 
@@ -178,8 +208,12 @@ class Reduction:
         return self._ties.needed(shard.block, shard.begin, shard.end)
 
     def _expected(self, block: int) -> list[Shard]:
-        """The shards of `block` that we get: all if we hold it, those with tied elements if we observe it."""
+        """The shards of `block` that we get: all if we hold it, those with tied elements if we observe it;
+        with `by_all` those that we add up.
+        """
         shards = self._shards.get(block, [])
+        if self._by_all:
+            return [shard for shard in shards if shard.reducer == self._me]
         return shards if block in self._mine else [shard for shard in shards if self._is_tied(shard)]
 
     def result(self, block: int, index: int, sender: str, handle: Handle, length: int) -> list[Effect]:
@@ -200,7 +234,7 @@ class Reduction:
         shard = self._shards[block][index]
         self._untold += shard.end - shard.begin
         expected = self._expected(block)
-        closely = not self._closely.isdisjoint((block, *self._ties.partners(block)))
+        closely = not (self._by_all or self._closely.isdisjoint((block, *self._ties.partners(block))))
         landed = Land(shard, handle, expected[0].begin, expected[-1].end, closely)
         if not self._arrived(block):
             return [landed]
@@ -230,7 +264,7 @@ class Reduction:
             tied[partner] = TiedPiece(shards[0].begin, handles)
         own = self._results[block]
         whole = tuple(own[index] for index in sorted(own))
-        return Inspect(self.number, block, whole, tied, block in self._closely)
+        return Inspect(self.number, block, whole, tied, block in self._closely and not self._by_all)
 
     def _tied_to(self, block: int) -> list[tuple[int, list[Shard]]]:
         """Blocks tied to `block`, and the shards that we get of each."""
@@ -249,6 +283,11 @@ class Reduction:
         elif self._in_slot.get(vote.block) != gradient.slot:
             return
         self.votes[vote.block] = vote
+        if parts := self._looks.pop(vote.block, None):
+            given = {
+                (vote.block, sender): [of[i] for i in sorted(of)] for sender, of in sorted(parts.items())
+            }
+            self._received += by_source(vote.block, given)
         if looks:
             tied = [shard for _, shards in self._tied_to(vote.block) for shard in shards]
             self._received += by_reducer(vote.block, [*self._shards[vote.block], *tied], looks)
@@ -281,7 +320,7 @@ class Reduction:
         Nothing comes of a block whose sum is our slot.
         """
         return {
-            block: tuple((shard, self._results[block][shard.index]) for shard in self._shards[block])
+            block: tuple((shard, self._results[block][shard.index]) for shard in self._expected(block))
             for block in blocks
             if block in self._mine and block not in self._in_slot
         }

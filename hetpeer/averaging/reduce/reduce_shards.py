@@ -25,6 +25,8 @@ from hetpeer.averaging.messages import Cover
 
 LENGTH = 1 << 17
 """Elements of a shard (512 KiB), so that sums leave a reducer while parts still come in."""
+SPARSE_LENGTH = 1 << 19
+"""Elements of a shard of movements: 9 kB as they are sent, 2 MiB as they are added up."""
 AT_ONCE = 8
 """Peers. A sender to more at a time sends shorter shards, or all first shards would arrive late."""
 SHORTEST = 1 << 13
@@ -66,6 +68,21 @@ def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> l
             for index, pair in enumerate(pairwise(borders), len(shards))
         ]
     return shards
+
+
+def shards_for_all(plan: int, cover: Cover, ranges: Iterable[tuple[int, int]]) -> list[Shard]:
+    """The shards of a block that every receiver adds up itself, receiver by receiver.
+
+    Parts are so small that nobody sends sums. All receivers get the same pieces of the `ranges` that are
+    encoded by themselves, and a piece is whole windows of the codec.
+    """
+    pieces = [
+        (begin, min(begin + SPARSE_LENGTH, last))
+        for first, last in ranges
+        for begin in range(first, max(last, first + 1), SPARSE_LENGTH)
+    ]
+    shards = [(*piece, to) for to in cover.receivers for piece in pieces]
+    return [Shard(plan, cover.block, index, *shard) for index, shard in enumerate(shards)]
 
 
 def in_turns(shards: Iterable[Shard]) -> list[Shard]:

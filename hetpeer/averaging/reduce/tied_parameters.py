@@ -8,6 +8,7 @@ blocks (docs/graph.md). Pure: offsets into the blocks' flat vectors, nothing els
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,6 +50,12 @@ class Ties:
         """Whether observers get elements [begin, end) of `block`: from its first to its last tied one."""
         uses = [use for use, _ in self.of(block)]
         return bool(uses) and min(u.begin for u in uses) < end and begin < max(u.end for u in uses)
+
+    def parts(self, block: int, elements: int) -> tuple[tuple[int, int], ...]:
+        """Ranges that make up the first `elements` of `block`: each tied parameter is one of its own."""
+        inner = {border for use, _ in self.of(block) for border in (use.begin, use.end)}
+        borders = sorted({0, elements, *inner})
+        return tuple(pairwise(borders)) or ((0, elements),)
 
     def counted(self, block: int, elements: int) -> tuple[tuple[int, int], ...]:
         """Ranges of the first `elements` (the parameters) of `block` that count for the norm there.

@@ -37,7 +37,8 @@ class GroupedMachine:
         self._kept: dict[tuple[int, int], OneMachine] = {}
         """(cluster, version) → a copy of it: a checkpoint from which others begin."""
         self._copies: dict[tuple[int, int], list[Tensor]] = {}
-        """(cluster, version) → its parameters, by block, until the last mean of which they are a part.
+        """(cluster, version) → what it sends, by block, until the last mean of which that is a part: its
+        parameters, or its movement.
 
         A cluster may reach the version of its next copy before a mean of the last one is decided that it
         never installs.
@@ -94,12 +95,14 @@ class GroupedMachine:
         return OneMachine(self._run, self._specs, other.blocks)
 
     def _copy(self, cluster: int, version: int) -> None:
-        """Copy the parameters of `cluster`: to be added up, and to be compared with when a mean comes."""
-        blocks = self._clusters[cluster].blocks
+        """Copy what `cluster` sends, to be added up, and its parameters, to be compared with the mean."""
+        blocks, sparse = self._clusters[cluster].blocks, self._run.manifest.links.sparse
         for held in blocks:
             held.keep_copy()
         if self._add[cluster, version]:
-            self._copies[cluster, version] = [held.copy.whole() for held in blocks]
+            self._copies[cluster, version] = [
+                held.movement().whole() if sparse else held.copy.whole() for held in blocks
+            ]
 
     def _average(self, group: int, orders: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Add up copies, block by block, one by one in the order that was signed."""

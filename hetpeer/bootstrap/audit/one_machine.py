@@ -88,7 +88,7 @@ class OneMachine:
         self._ties = Ties(run.manifest.ties)
         self._specs = specs
         constants = _constants(run, specs)
-        outer = None if run.manifest.outer is None else outer_of(run.manifest.outer.model_dump())
+        outer = None if run.manifest.outer_rule is None else outer_of(run.manifest.outer_rule)
         groups = tuple((group.pattern, group.changes) for group in self._training.groups)
         self.blocks = [
             HeldBlock(
@@ -99,6 +99,7 @@ class OneMachine:
                     segments=segments(spec, self._training.update, groups, rule_of),
                     keeps=run.manifest.optimizer_state,
                     outer=outer,
+                    ranges=self._ties.parts(spec.index, spec.parameter_count),
                 ),
                 Residence(device=CPU),
             )

@@ -48,6 +48,8 @@ class Reduce:
     timeouts: AdaptiveTimeouts
     guarded: bool = False
     """Whether spot checks look at what reducers receive."""
+    by_all: bool = False
+    """Whether every receiver adds up all parts itself."""
     plan: int = 0
     """Number of the latest plan."""
     under_way: bool = False
@@ -100,13 +102,16 @@ class Reduce:
         covers = [
             cover.model_copy(
                 update={
+                    "reducers": tuple((peer, 1) for peer in cover.receivers)
+                    if self.by_all
+                    else cover.reducers,
                     "length": length_of(cover),
                     "runs": () if runs is None else tuple(map(tuple, runs[cover.block])),
                 }
             )
             for cover in covers
         ]
-        self._shards = _shards(covers, sizes)
+        self._shards = _shards(covers, sizes, by_all=self.by_all)
         self.closely = self.complaints.begin(covers, dict(roster))
         return {
             peer: tuple(
@@ -260,11 +265,12 @@ def divided(
     ]
 
 
-def _shards(covers: Iterable[m.Cover], sizes: Mapping[int, int]) -> Counter[str]:
+def _shards(covers: Iterable[m.Cover], sizes: Mapping[int, int], *, by_all: bool) -> Counter[str]:
     """Peer → elements that it receives in a plan, as parts and as results, in shards' lengths; rounded up."""
     found: Counter[str] = Counter()
     for cover in covers:
-        length, total = -(-sizes[cover.block] // LENGTH), sum(share for _, share in cover.reducers)
+        length = -(-sizes[cover.block] // LENGTH)
+        total = 1 if by_all else sum(share for _, share in cover.reducers)
         for reducer, share in cover.reducers:
             found[reducer] += 1 + len(cover.slots) * length * share // total
         for reader in (*cover.receivers, *cover.observers):

@@ -56,7 +56,13 @@ class AveragingRound:
         uplinks = {v.peer: v.uplink for context in contexts.values() for v in context.members.ready()}
         first = next(iter(contexts.values()))
         self._blocks = first.members.blocks
-        self.reduce = Reduce(first.config, uplinks, ReduceComplaints(known, first.config.ties), timeouts)
+        self.reduce = Reduce(
+            first.config,
+            uplinks,
+            ReduceComplaints(known, first.config.ties),
+            timeouts,
+            by_all=first.config.averaging_sparse,
+        )
 
     @property
     def clusters(self) -> tuple[int, ...]:

@@ -20,11 +20,21 @@ from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 
 
 class Averagings:
-    """All averagings. Methods take clusters by number. `interval` and `delayed`: the run's settings."""
+    """All averagings. Methods take clusters by number. `interval`, `delayed`, `sparse`: the run's settings.
 
-    def __init__(self, interval: int, *, delayed: bool) -> None:
+    Sparse ones are of all clusters, each time, so that all have the same anchor.
+    """
+
+    def __init__(self, interval: int, *, delayed: bool, sparse: bool = False) -> None:
         self._interval = interval
         self._delayed = delayed
+        self.sparse = sparse
+        self.called = False
+        """Whether a cluster waits for all others: then each is due at its next barrier. Only sparse ones."""
+        self._last: dict[int, int] = {}
+        """Cluster → the step as which it installed its last mean."""
+        self._unstored = False
+        """Whether something was averaged that is not in the last checkpoint."""
         self._rounds: dict[int, AveragingRound] = {}
         """Cluster → the averaging that it takes part in."""
         self.promised: dict[int, Record] = {}
@@ -46,6 +56,8 @@ class Averagings:
         """Fold one more record of the log."""
         match record["kind"]:
             case "average" | "installed":
+                self._unstored |= record["kind"] == "average"
+                self._last |= dict(record["installed"])
                 self._groups = max(self._groups, record["group"])
                 self.took_s = float(record.get("seconds", 0.0))
                 self._since |= dict(record["clusters"] if record["kind"] == "average" else ())
@@ -54,7 +66,10 @@ class Averagings:
                     self._forget(cluster)
             case "founded":
                 self._since[record["cluster"]] = record["version"]
+            case "checkpoint":
+                self._unstored = record["version"] <= self._last.get(record.get("cluster", 0), -1)
             case "dissolved":
+                self._last.pop(record["cluster"], None)
                 self._forget(record["cluster"])
             case _:
                 pass
@@ -93,7 +108,15 @@ class Averagings:
 
     def due(self, cluster: int, version: int) -> bool:
         """Whether `cluster`, at `version`, has trained enough batches since its last group."""
-        return self.trained(cluster, version) >= self._interval
+        return self.called or self.trained(cluster, version) >= self._interval
+
+    @property
+    def may_found(self) -> bool:
+        """Whether a cluster that is founded now has the anchor of all others in their next averaging.
+
+        They wait for it; so none is founded while some wait already.
+        """
+        return not self.sparse or not (self._rounds or self._unstored or self.called)
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -102,8 +125,9 @@ class Averagings:
         self._since[cluster] = version
 
     def begin(self, contexts: Mapping[int, CoordinatorContext], now: float, *, last: bool) -> list[Effect]:
-        """Begin an averaging of two or more clusters. `last`: nobody trains on meanwhile."""
+        """Begin an averaging of clusters. `last`: nobody trains on meanwhile."""
         self._groups += 1
+        self.called = False
         one = AveragingRound(
             self._groups,
             contexts,

@@ -211,6 +211,10 @@ class Cluster:
             return [*told, *self._machine.roll_back(why, now)]
         return [*told, *self._machine.departures.left_behind(late, now), *self._machine.installed(now)]
 
+    def fall_apart(self, why: str, now: float) -> list[Effect]:
+        """Dissolve for the reason `why`."""
+        return self._machine.roll_back(why, now)
+
     def fence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """Fence `peers` for the reason `why`."""
         return self._machine.departures.fence(dict.fromkeys(peers, why), now)

@@ -187,8 +187,10 @@ class ClusterAgendas:
     @property
     def may_found(self) -> bool:
         """Whether a new cluster may begin from the last checkpoint: it is useful, the checkpoint current."""
-        batches = self._batches
-        return not self._clusters.living or (self.trains_on and not batches.unsaved and batches.compatible)
+        batches, current = self._batches, self._averagings.may_found
+        return not self._clusters.living or (
+            self.trains_on and current and not batches.unsaved and batches.compatible
+        )
 
     @property
     def agreed(self) -> bool:

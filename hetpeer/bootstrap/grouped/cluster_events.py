@@ -50,6 +50,8 @@ class ClusterEvents:
         self._unassigned = unassigned
         self._gathering = Gathering(config.gather_s)
         self._spares = Spares(config.spare_s, clusters, agendas, unassigned)
+        self._arrived: set[int] = set()
+        """Clusters that have been whole in this term."""
         self.state = CoordinatorState.WAITING
 
     def by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
@@ -207,7 +209,15 @@ class ClusterEvents:
         numbers = [number for number, _ in record["clusters"]]
         if not all(self._agendas.order.overlaps(self._clusters[number]) for number in numbers):
             self._queue.averaged(record["seconds"])  # of those that never stop, nobody waits less for it
-        return self._log_average(record, "average", numbers, now)
+        return [*self._log_average(record, "average", numbers, now), *self._leave_behind(numbers, now)]
+
+    def _leave_behind(self, members: Sequence[int], now: float) -> list[Effect]:
+        """Dissolve clusters that a sparse averaging of `members` was without: they have another anchor."""
+        effects: list[Effect] = []
+        for cluster in self._clusters.living if self._averagings.sparse else ():
+            if cluster.number not in members and cluster.dissolved is None:
+                effects += self.by(cluster, cluster.fall_apart("the others averaged without it", now))
+        return effects
 
     def _install(self, now: float) -> list[Effect]:
         """Install a decided mean in a cluster that stands between two steps, or has come to its place."""
@@ -249,14 +259,26 @@ class ClusterEvents:
             return []
         for cluster in self._clusters:
             number = cluster.number
-            if cluster.whole and not self._queue.knows(number):
+            joins = self._takes_part(cluster) and not self._queue.knows(number)
+            if cluster.whole and (joins or number not in self._arrived):
+                self._arrived.add(number)
                 self._clusters.sync_factor = max(1, self._clusters.sync_factor // 2)
                 cluster.begins(now)
+            if joins:
                 base = (cluster.history.base or {}).get("cluster")
                 return self._form(self._queue.join(number, base, now), now) or self._line_up(now)
+        for cluster in self._clusters:
+            number = cluster.number
             if self._is_ready(cluster) and not self._queue.waits(number):
+                self._averagings.called = self._averagings.sparse
                 return self._form(self._queue.line_up(number, now), now) or self._line_up(now)
         return []
+
+    def _takes_part(self, cluster: Cluster) -> bool:
+        """Whether `cluster` counts in the queue: once it is whole; where all must have one anchor, once it is
+        founded, so that no averaging is without it.
+        """
+        return cluster.founded if self._averagings.sparse else cluster.whole
 
     def _is_ready(self, cluster: Cluster) -> bool:
         """Whether `cluster` has trained enough batches since its last group, and may join another."""
@@ -265,20 +287,28 @@ class ClusterEvents:
         return free and (cluster.at_rest or self._agendas.order.overlaps(cluster))
 
     def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
-        """Let `groups` average, without clusters that have fallen apart or lack a block meanwhile."""
+        """Let `groups` average, without clusters that have fallen apart or lack a block meanwhile.
+
+        Sparse averagings are not made without one that lacks a block: all line up again.
+        """
         effects: list[Effect] = []
         for group in groups:
             here = [cluster for cluster in map(self._clusters.get, group) if cluster and cluster.whole]
-            effects += self._average(here, now)
+            if not self._averagings.sparse or len(here) == len(self._clusters.living):
+                effects += self._average(here, now)
         return effects
 
     def _average(self, members: Sequence[Cluster], now: float, *, last: bool = False) -> list[Effect]:
-        """Let `members` average; a single cluster skips it. Clusters that need not stop go on training."""
+        """Let `members` average. A single cluster skips it, unless it must follow its own movement.
+
+        Clusters that need not stop go on training.
+        """
         effects: list[Effect] = []
-        if len(members) > 1:
+        if len(members) > 1 or (members and self._averagings.sparse):
             effects += self._averagings.begin({c.number: c.context for c in members}, now, last=last)
-        for alone in members if len(members) == 1 else ():
-            self._averagings.skip(alone.number, alone.history.version)
+        else:
+            for alone in members:
+                self._averagings.skip(alone.number, alone.history.version)
         for cluster in members:
             if not self._averagings.stands_still(cluster.number):
                 effects += self.by(cluster, cluster.go_on(now))

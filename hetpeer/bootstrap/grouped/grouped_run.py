@@ -48,7 +48,9 @@ class GroupedRun:
     ) -> None:
         self._blocks = len(config.costs)
         self._batches = BatchLineage(config.steps)
-        self._averagings = Averagings(config.averaging_interval, delayed=config.averaging_delayed)
+        self._averagings = Averagings(
+            config.averaging_interval, delayed=config.averaging_delayed, sparse=config.averaging_sparse
+        )
         self.clusters = Clusters(config, records, (self._batches, self._averagings))
         self._agendas = ClusterAgendas(config, self.clusters, self._batches, self._averagings)
         self._agendas.begin(now)

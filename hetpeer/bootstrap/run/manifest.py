@@ -33,8 +33,10 @@ from hetpeer.bootstrap.run.settings import (
     AveragingSettings,
     LinkSettings,
     Outer,
+    Setting,
     TrainingSettings,
     TrustSettings,
+    sparse_fault,
 )
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
@@ -145,6 +147,20 @@ class Manifest(ManifestPart):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_be_sparse(self) -> Manifest:
+        if not self.links.sparse:
+            return self
+        if why := sparse_fault(self.averaging):
+            raise ValueError(f"links.reduce {self.links.reduce}: {why}")
+        counted = next((block for block in self.blocks if block.vector_count > block.parameter_count), None)
+        if counted is not None:
+            raise ValueError(
+                f"links.reduce {self.links.reduce} does not go with running statistics (BatchNorm) as block "
+                f"{counted.index} has them: they are no movement"
+            )
+        return self
+
     @property
     def parameters(self) -> int:
         """Elements of all parameters; one that several blocks share counts once, as in torch."""
@@ -168,18 +184,24 @@ class Manifest(ManifestPart):
         return None if self.averaging is None else self.averaging.outer
 
     @property
+    def outer_rule(self) -> dict[str, Setting] | None:
+        """Settings of that optimizer's rule (averaging/optim/outer_optimizer.py)."""
+        return None if self.outer is None else self.outer.model_dump() | {"sparse": self.links.sparse}
+
+    @property
     def optimizer_state(self) -> tuple[str, ...]:
         """Names of the vectors kept of a block besides its parameters (stages/block/block_state.py)."""
         rule = self.training.optimizer
         of_mean = rule.keeps_of_mean if self.averaging is not None and self.averaging.corrected else ()
-        return rule.keeps + of_mean + (() if self.outer is None else self.outer.keeps)
+        outer = () if self.outer is None else self.outer.keeps
+        return rule.keeps + of_mean + outer + (("outer_residual",) if self.links.sparse else ())
 
     @property
     def upkeep(self) -> Upkeep:
         """Numbers that a holder keeps of each parameter besides weight, gradient and one step's slots."""
         # the copy, the mean of copies
         delayed = 2 if self.averaging is not None and self.averaging.delayed else 0
-        rounded = self.links.reduce != "none"
+        rounded = self.links.reduce != "none" and not self.links.sparse
         # what parts and sums have lost, before and now
         gradients = 4 if rounded and self.links.feedback else 0
         parameters = 3 if rounded and self.averaging is not None else 0  # parts, now; sums, before and now

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.run.owner_signature import Count, ManifestPart, Positive
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
 from hetpeer.stages.links.adaptive_ratio import warmed_up
-from hetpeer.stages.links.codec import Codec, dense_codec_names
+from hetpeer.stages.links.codec import Codec, codec_names, reduce_codec_names
 
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
@@ -83,17 +83,19 @@ CHECKED_SHARE: Final = 0.05
 
 
 def _known_codec(name: str) -> str:
-    return str(Codec.of(name))
+    if name not in (names := codec_names()):
+        raise ValueError(f"unknown codec {name!r}; known: {', '.join(names)}")
+    return name
 
 
-def _known_dense_codec(name: str) -> str:
-    if name not in (names := dense_codec_names()):
+def _known_reduce_codec(name: str) -> str:
+    if name not in (names := reduce_codec_names()):
         raise ValueError(f"unknown codec {name!r} for a reduce; known: {', '.join(names)}")
     return name
 
 
 CodecName = Annotated[str, AfterValidator(_known_codec)]
-DenseCodecName = Annotated[str, AfterValidator(_known_dense_codec)]
+ReduceCodecName = Annotated[str, AfterValidator(_known_reduce_codec)]
 
 
 class LinkSettings(ManifestPart):
@@ -113,7 +115,7 @@ class LinkSettings(ManifestPart):
     """True: only slow links compress, as far as it helps. False: every link compresses by `ratio`."""
     feedback: bool = False
     """Error feedback: add what compression lost of a gradient to the next one of that border or block."""
-    reduce: DenseCodecName = "none"
+    reduce: ReduceCodecName = "none"
     """Codec for gradients and parameters in a reduce (docs/averaging.md)."""
 
     def ratio_in(self, batch: int) -> float:
@@ -126,9 +128,15 @@ class LinkSettings(ManifestPart):
         return Codec.of(self.codec), Codec.of(self.backward or self.codec)
 
     @property
+    def sparse(self) -> bool:
+        """Whether averaging clusters send what they have moved, in a codec of movements."""
+        return Codec.of(self.reduce).of_movements
+
+    @property
     def lossy(self) -> bool:
-        """Whether any codec of the run loses precision."""
-        return self.codec != "none" or self.backward not in (None, "none") or self.reduce != "none"
+        """Whether volunteers compute with numbers that a link has rounded, and not they themselves."""
+        on_links = self.codec != "none" or self.backward not in (None, "none")
+        return on_links or (self.reduce != "none" and not self.sparse)
 
 
 def checked_share(
@@ -181,6 +189,10 @@ class Outer(ManifestPart):
         return "outer_anchor", "outer_momentum"
 
 
+SPARSE_OUTER: Final = {"learning_rate": 1.0, "momentum": 0.0}
+"""Usual settings with sparse updates: the residual takes the place of momentum (SparseLoCo)."""
+
+
 class AveragingSettings(ManifestPart):
     """Mode `grouped`: clusters train their own batches and average with ready ones (docs/averaging.md)."""
 
@@ -198,6 +210,19 @@ class AveragingSettings(ManifestPart):
     """Outer optimizer; None: a cluster continues from the mean."""
     robust: bool = False
     """Whether parameters far from the others' are clipped: a few clusters cannot move the mean far."""
+
+
+def sparse_fault(averaging: AveragingSettings | None) -> str | None:
+    """Reason why averagings of these settings cannot be sparse (docs/averaging.md); None: they can be."""
+    if averaging is None or averaging.outer is None:
+        return "only an outer optimizer has movements to send (--mode grouped --outer nesterov)"
+    if averaging.window_s != "all":
+        return "all clusters must be in every averaging (--window all)"
+    if averaging.delayed:
+        return "a mean must be installed at once by all clusters (without --delayed)"
+    if averaging.robust:
+        return "of most numbers nothing is sent, so nothing is far from the others (without --robust)"
+    return None
 
 
 class TrainingSettings(ManifestPart):

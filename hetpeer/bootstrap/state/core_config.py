@@ -66,6 +66,7 @@ def coordinator_config(
         fresh_steps=training.fresh_steps,
         corrected=manifest.averaging is not None and manifest.averaging.corrected,
         averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
+        averaging_sparse=manifest.links.sparse,
         averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
         layouts=manifest.layouts,
         asks=of_manifest(manifest, training.microbatches) if compares else None,

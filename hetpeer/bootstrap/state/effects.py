@@ -39,6 +39,8 @@ class CoordinatorConfig:
     """Whether Adam's second moments are those of the mean gradient of averaging clusters."""
     averaging_interval: int = 1
     """Batches that a cluster trains before it averages."""
+    averaging_sparse: bool = False
+    """Whether all clusters are in every averaging, and everybody adds up their movements."""
     averaging_delayed: bool = False
     """Whether a cluster trains on while it averages."""
     skips: bool = False

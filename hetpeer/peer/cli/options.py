@@ -99,7 +99,8 @@ def configure_logging(verbose: int, quiet: bool) -> None:
 _REGISTERED: Final[Mapping[str, str]] = {
     "{update rules}": "averaging.optim.update_rules:UPDATE_RULES",
     "{codecs}": "stages.links.codec:codec_names",
-    "{dense codecs}": "stages.links.codec:dense_codec_names",
+    "{reduce codecs}": "stages.links.codec:reduce_codec_names",
+    "{sparse codecs}": "stages.links.codec:sparse_codec_names",
     "{admission policies}": "bootstrap.run.admission_policies:ADMISSION_POLICIES",
     "{placement policies}": "bootstrap.state.placement_policies:PLACEMENT_POLICIES",
 }

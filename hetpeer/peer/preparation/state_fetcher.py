@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from hetpeer.averaging.effects import FetchState
 from hetpeer.averaging.messages import TermView
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.durable_files import safe_join
 from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
@@ -269,7 +270,8 @@ async def prepare_block(
                     update=training.update,
                     groups=groups,
                     keeps=manifest.optimizer_state,
-                    outer=None if manifest.outer is None else manifest.outer.model_dump(),
+                    outer=manifest.outer_rule,
+                    ranges=Ties(manifest.ties).parts(block, spec.parameter_count),
                     offload=offload,
                     spills=spills,
                     cast=training.keeps_cast,

@@ -57,6 +57,8 @@ class SwarmConfig:
     """
     shard_length: int = LENGTH
     """Elements of a shard, at least."""
+    sparse: bool = False
+    """Whether clusters average movements, all of them each time."""
     part_s: tuple[float, float] = (0.0, 0.0)
     """Least and most seconds by which a part of an averaging leaves late."""
     duplicates: float = 0.05
@@ -69,7 +71,9 @@ class SwarmConfig:
 
     def member(self, numerics: Symbols) -> ModelShape:
         """Model, as a volunteer needs to know it."""
-        return ModelShape(numerics.sizes, self.slot_capacity, Ties(()), self.head_start, self.shard_length)
+        return ModelShape(
+            numerics.sizes, self.slot_capacity, Ties(()), self.head_start, self.shard_length, self.sparse
+        )
 
     def fails_at(self, batch: int, number: int) -> int | None:
         """The entry of `bad` for microbatch `number` of `batch`, if there is one."""
@@ -101,4 +105,5 @@ class SwarmConfig:
             skips=self.skips,
             staleness=self.staleness,
             fresh_steps=self.fresh_steps,
+            averaging_sparse=self.sparse,
         )

@@ -64,7 +64,7 @@ class ReduceExecution:
 
     def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> v.Rounding | None:
         """Rounding of our part of `shard`, or of the sum of `parts` many; None if shards are not encoded."""
-        if not self.coded_smaller:
+        if not self.coded_smaller or self._codec.of_movements:
             return None
         averages = step.group > 0
         return v.Rounding(
@@ -84,22 +84,14 @@ class ReduceExecution:
         self, step: e.StepId, part: e.SendPart, then: Callable[[Tensor], None], free: Callable[[], None]
     ) -> Answer:
         """`then` gets the elements of a shard, of our slot, STATE or COPY; `free` is told when they go."""
-        shard, slot = part.shard, part.slot
-        piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
+        shard = part.shard
+        count = shard.end - shard.begin
+        moved = part.slot == e.STATE and self._codec.of_movements
+        coded = moved and shard.reducer != self._me
+        piece = self._store.new(step, self._coded_bytes(count) if coded else count * FLOAT_BYTES)
         piece.once = True
         self._store.lend(piece, free)
-        common: dict[str, Any] = {
-            "block": shard.block,
-            "begin": shard.begin,
-            "end": shard.end,
-            "extent": piece.extent,
-            "rounding": None if shard.reducer == self._me else self._rounding(step, shard),
-        }
-        command = (
-            v.ExportState(**common, copy=slot == e.COPY)
-            if slot in (e.STATE, e.COPY)
-            else v.ExportSlot(**common, step=step.number, slot=slot)
-        )
+        command = self._export_of(step, part, piece.extent)
         posted = self._posts.post(command, [piece])
 
         async def answer() -> None:
@@ -114,6 +106,23 @@ class ReduceExecution:
                 then(piece)
 
         return answer()
+
+    def _export_of(
+        self, step: e.StepId, part: e.SendPart, extent: Extent
+    ) -> v.ExportMovement | v.ExportState | v.ExportSlot:
+        shard, slot, ours = part.shard, part.slot, part.shard.reducer == self._me
+        common: dict[str, Any] = {
+            "block": shard.block,
+            "begin": shard.begin,
+            "end": shard.end,
+            "extent": extent,
+        }
+        if slot == e.STATE and self._codec.of_movements:
+            return v.ExportMovement(**common, decoded=ours)
+        rounding = None if ours else self._rounding(step, shard)
+        if slot in (e.STATE, e.COPY):
+            return v.ExportState(**common, rounding=rounding, copy=slot == e.COPY)
+        return v.ExportSlot(**common, rounding=rounding, step=step.number, slot=slot)
 
     def _is_coded(self, tensor: Tensor, shard: e.Shard) -> None:
         tensor.coded, tensor.length = True, self._coded_bytes(shard.end - shard.begin)
@@ -172,6 +181,7 @@ class ReduceExecution:
             begin=shard.begin,
             markings=markings,
             robust=step.group > 0 and self._schema.robust,
+            closely=work.closely,
         )
         posted = self._posts.post(command, [*parts, total, written])
 
@@ -190,7 +200,8 @@ class ReduceExecution:
                     self._member.work.unusable(step, shard, done.unsound[0], f"its {what} are not finite")
                 )
             else:
-                self._perform(self._member.work.summed(step, shard, total, lengths))
+                looks = [e.Look(digest, finite) for digest, finite in done.looks]
+                self._perform(self._member.work.summed(step, shard, total, lengths, looks))
 
         return answer()
 

@@ -439,4 +439,5 @@ def _shape_of(manifest: Manifest) -> ModelShape:
         slot_capacity=training.slot_size,
         ties=Ties(manifest.ties),
         head_start=e.EVERY_ID if training.head_start is None else training.head_start,
+        sparse=manifest.links.sparse,
     )

@@ -50,11 +50,28 @@ class AppliedRule(Protocol):
 class OuterRule(Protocol):
     """An outer rule for parameters averaged with other clusters (averaging/optim/outer_optimizer.py)."""
 
+    sparse: bool
+    """Whether clusters send the largest elements of `moved`, and `follow` the mean; otherwise `apply`."""
+
     def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Initialize the zero `state` for a run's first parameters, in place."""
 
     def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Apply the rule in place; `parameters` are the mean."""
+
+    def moved(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What a cluster has moved since it last averaged, with what it has not sent of earlier movements."""
+
+    def follow(
+        self,
+        *,
+        parameters: torch.Tensor,
+        state: Mapping[str, torch.Tensor],
+        sent: torch.Tensor,
+        total: torch.Tensor,
+        share: float,
+    ) -> None:
+        """Apply the rule in place; `sent` is the cluster's part of `moved`, `total` · `share` the mean."""
 
 
 MakeRule = Callable[[Settings], AppliedRule]
@@ -116,6 +133,8 @@ class BlockRules:
     """Names of the vectors that the rules keep (block_state.py)."""
     outer: OuterRule | None
     """None: the mean is taken as it is."""
+    ranges: Sequence[tuple[int, int]] = ()
+    """Ranges of the parameters whose movement is sent by itself, in order; with a sparse outer rule."""
 
 
 def segments(spec: BlockSpec, settings: Settings, groups: Groups, make_rule: MakeRule) -> list[Segment]:

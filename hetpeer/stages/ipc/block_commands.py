@@ -60,6 +60,7 @@ class PrepareBlock(Command[BlockPrepared], kind="prepare"):
     groups: tuple[tuple[Name, dict[Name, Setting]], ...] = ()
     keeps: tuple[Name, ...]
     outer: dict[Name, Setting] | None = None
+    ranges: tuple[tuple[Count, Count], ...] = ()
     offload: Offload = Offload.NONE
     spills: bool = True
     cast: bool = False

@@ -73,6 +73,20 @@ class ExportState(Command[VectorExported], kind="export_state"):
     rounding: Rounding | None = None
 
 
+class ExportMovement(Command[VectorExported], kind="export_movement"):
+    """Copy what clusters send of the movement of elements [begin, end) into `extent`, in the codec of
+    movements; or with `decoded` as float32, as the others decode it.
+
+    `begin` is a multiple of the codec's window (sparse_movement.py).
+    """
+
+    block: Count
+    begin: Count
+    end: Count
+    extent: Extent
+    decoded: bool = False
+
+
 class CopyBlock(Command[Done], kind="keep_copy"):
     """Copy the block's parameters and statistics: a delayed averaging begins while updates go on."""
 
@@ -99,6 +113,8 @@ class SumVectors(Command[Summed], kind="sum"):
     """Index of the first element in its block."""
     markings: tuple[Marking, ...] = ()
     """Fingerprint every part as well, in each of these ways."""
+    closely: bool = False
+    """Find each part's digest as well."""
     robust: bool = False
     """Clip parts far from the others (vector_sums.py); the result is that mean times the number of parts."""
 

@@ -220,6 +220,8 @@ class Summed(Result, kind="summed"):
     rounded: bool = False
     marks: tuple[Marks, ...] = ()
     """Fingerprints of the parts, if asked for."""
+    looks: tuple[tuple[Name, bool], ...] = ()
+    """Digest of each part, and whether it is finite, if asked for."""
 
 
 class Marked(Result, kind="marked"):

@@ -25,14 +25,20 @@ TOP_K = "topk-"
 NONE = "none"
 
 
-def dense_codec_names() -> list[str]:
-    """Names for a reduce, in which every element is sent."""
+def reduce_codec_names() -> list[str]:
+    """Names for a reduce."""
     return [NONE, *VALUE_CODECS]
 
 
+def sparse_codec_names() -> list[str]:
+    """Names for a reduce of movements."""
+    return [name for name, codec in VALUE_CODECS.items() if codec.of_movements]
+
+
 def codec_names() -> list[str]:
-    """Names for links: also those with `topk-`."""
-    return dense_codec_names() + [TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k]
+    """Names for links: also those with `topk-`, but none of movements."""
+    plain = [name for name, codec in VALUE_CODECS.items() if not codec.of_movements]
+    return [NONE, *plain, *(TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k)]
 
 
 def bitmap_bytes(count: int) -> int:
@@ -59,9 +65,14 @@ class Codec:
         """The codec with a manifest's name. Raises ValueError that names the known ones."""
         if name == NONE:
             return cls()
-        if name not in codec_names():
+        if name not in {*codec_names(), *reduce_codec_names()}:
             raise ValueError(f"unknown codec {name!r}; known: {', '.join(codec_names())}")
         return cls(VALUE_CODECS[name.removeprefix(TOP_K)], sparse=name.startswith(TOP_K))
+
+    @property
+    def of_movements(self) -> bool:
+        """Whether it is for what clusters have moved (`ValueCodec.of_movements`)."""
+        return self.values is not None and self.values.of_movements
 
     def __str__(self) -> str:
         return NONE if self.values is None else (TOP_K if self.sparse else "") + self.values.name

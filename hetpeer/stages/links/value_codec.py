@@ -33,6 +33,8 @@ class ValueCodec(ABC):
     """Whether `topk-` may stand before its name: only the largest elements are sent, by this codec."""
     squeezable: ClassVar[bool] = False
     """Whether zstd makes its bytes shorter by more than it costs on a slow line."""
+    of_movements: ClassVar[bool] = False
+    """Whether it is for what clusters have moved since they last averaged, and for nothing else."""
     repeatable: ClassVar[bool] = True
     """Whether two volunteers that compute the same send nearly the same: spot checks need that."""
 

@@ -97,6 +97,7 @@ class Engine(Executor):
                 c.DropSlot: self._drop_slot,
                 v.ExportSlot: self._export_slot,
                 v.ExportState: self._export_state,
+                v.ExportMovement: self._export_movement,
                 v.CopyBlock: self._keep_copy,
                 v.DropCopies: self._drop_copies,
                 c.ClearStep: self._clear_step,
@@ -128,6 +129,7 @@ class Engine(Executor):
             segments=segments(spec, command.update, command.groups, self._make.update),
             keeps=command.keeps,
             outer=None if command.outer is None else self._make.outer(command.outer),
+            ranges=command.ranges,
         )
         self._forget(spec.index)
         self._prepared[spec.index] = _Prepared(
@@ -258,6 +260,18 @@ class Engine(Executor):
         held.make_way()
         return self._export(held.copy if command.copy else held.vector, command)
 
+    def _export_movement(self, command: v.ExportMovement) -> r.VectorExported:
+        held = self._held(command.block)
+        held.make_way()
+        _must_be_within(command.begin, command.end, held.spec.parameter_count)
+        movement, part = held.movement(), (command.begin, command.end)
+        if command.decoded:
+            self._staging.floats(command.extent, command.end - command.begin).copy_(movement.read(*part))
+        else:
+            written = movement.written(*part)
+            self._staging.raw(command.extent)[: len(written)] = written
+        return r.VectorExported(rounded=not command.decoded)
+
     def _keep_copy(self, command: v.CopyBlock) -> r.Done:
         self._held(command.block).keep_copy()
         return r.Done()
@@ -270,10 +284,7 @@ class Engine(Executor):
 
     def _export(self, vector: StoredVector, command: v.ExportSlot | v.ExportState) -> r.VectorExported:
         """Copy elements [begin, end) of a vector to the arena, rounded by a codec if one is named."""
-        if not command.begin <= command.end <= vector.count:
-            raise CommandError(
-                f"a vector of {vector.count} elements has no part [{command.begin}, {command.end})"
-            )
+        _must_be_within(command.begin, command.end, vector.count)
         part = vector.piece(command.begin, command.end)
         if command.rounding is not None and self._round(command.rounding, part, command.extent) is not None:
             return r.VectorExported(rounded=True)
@@ -340,3 +351,9 @@ class Engine(Executor):
             tasks=len(self._tasks),
             gpus=devices.gpus(),
         )
+
+
+def _must_be_within(begin: int, end: int, count: int) -> None:
+    """Raise CommandError if a vector of `count` elements has no part [begin, end)."""
+    if not begin <= end <= count:
+        raise CommandError(f"a vector of {count} elements has no part [{begin}, {end})")

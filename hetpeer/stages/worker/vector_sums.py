@@ -57,6 +57,7 @@ class VectorSums:
         into = self._staging.floats(command.into, command.elements)
         parts = [self._staging.floats(part, command.elements) for part in command.parts]
         marks = tuple(mark(part, command.begin, how) for part in parts for how in command.markings)
+        looks = tuple(map(_look, parts)) if command.closely else ()
         if command.robust:
             into.copy_(centered_clip(parts))
         else:
@@ -76,7 +77,7 @@ class VectorSums:
             read = self._round(command.rounding, into, command.rounded)
         if read is not None:
             into.copy_(read)
-        return r.Summed(unsound=(), rounded=read is not None, marks=marks)
+        return r.Summed(unsound=(), rounded=read is not None, marks=marks, looks=looks)
 
     def mark(self, command: v.MarkVector) -> r.Marked:
         """Carry out `MarkVector`."""

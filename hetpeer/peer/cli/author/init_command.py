@@ -190,8 +190,9 @@ def init(
     reduce_codec: Annotated[
         str,
         typer.Option(
-            help="Format of gradients and parameters that are sent to be added up: {dense codecs}. With "
-            "none, they arrive bit for bit."
+            help="Format of gradients and parameters that are sent to be added up: {reduce codecs}. With "
+            "none, they arrive bit for bit. {sparse codecs} is for --mode grouped --outer nesterov: "
+            "pipelines send the largest of what they have moved, and all of them average together."
         ),
     ] = "none",
     feedback: Annotated[
@@ -268,10 +269,10 @@ def init(
         ),
     ] = OuterRule.NONE,
     outer_learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of --outer nesterov (default: 0.7).")
+        float | None, typer.Option(help="Learning rate of --outer nesterov (default: 0.7; with topk2 1).")
     ] = None,
     outer_momentum: Annotated[
-        float | None, typer.Option(help="Momentum of --outer nesterov (default: 0.9).")
+        float | None, typer.Option(help="Momentum of --outer nesterov (default: 0.9; with topk2 0).")
     ] = None,
     reliable: Annotated[
         list[str] | None,
@@ -321,6 +322,7 @@ def init(
     from hetpeer.bootstrap.authoring.run_data import DataOptions
     from hetpeer.bootstrap.run.manifest import validated
     from hetpeer.bootstrap.run.settings import (
+        SPARSE_OUTER,
         AdmissionSettings,
         AveragingSettings,
         LinkSettings,
@@ -328,9 +330,11 @@ def init(
         TrustSettings,
         checked_share,
         parameter_group,
+        sparse_fault,
     )
     from hetpeer.dht.base.errors import ExitCode, LocalError
     from hetpeer.peer.cli.author.init_summary import summary
+    from hetpeer.stages.links.codec import sparse_codec_names
 
     def chosen(part: type[Any], **others: Any) -> Any:
         """Settings of `part`: from the options of the same name, and `others`."""
@@ -365,9 +369,21 @@ def init(
             fix="leave them out, or add --outer nesterov",
             exit_code=ExitCode.CONFIG,
         )
+    sparse = reduce_codec in sparse_codec_names()
+    of_outer = (SPARSE_OUTER if sparse else {}) | of_outer
     averaging = chosen(
-        AveragingSettings, window_s=window, outer=None if outer is OuterRule.NONE else of_outer
+        AveragingSettings,
+        window_s="all" if sparse and window == "adaptive" else window,
+        outer=None if outer is OuterRule.NONE else of_outer,
     )
+    if sparse and (fault := sparse_fault(averaging if mode is Mode.GROUPED else None)):
+        raise LocalError(
+            "HP-RUN-001",
+            f"--reduce-codec {reduce_codec} does not go with the other options",
+            why=fault,
+            fix="change that option, or use another --reduce-codec",
+            exit_code=ExitCode.CONFIG,
+        )
     if averaging.corrected and not settings.optimizer.keeps_of_mean:
         raise LocalError(
             "HP-RUN-001",

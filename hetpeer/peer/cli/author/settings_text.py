@@ -78,7 +78,8 @@ def _optimizer(training: TrainingSettings) -> str:
 
 def _links(links: LinkSettings) -> str:
     if not links.lossy:
-        return "tensors are sent bit for bit"
+        bits = "tensors are sent bit for bit"
+        return f"{bits}; pipelines send the largest of what they have moved" if links.sparse else bits
     where = "slow links only" if links.adaptive else "every link"
     facts = [f"activations {links.codec}, gradients {links.backward or links.codec}"]
     rises = f" after {counted(links.ratio_warmup, 'step')}" if links.ratio_warmup else ""

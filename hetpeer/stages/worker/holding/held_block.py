@@ -18,13 +18,14 @@ from torch import Tensor
 from hetpeer.stages.block.block import flat_views, statistic_views
 from hetpeer.stages.block.block_state import Numbers, State, digest_of, layout_of
 from hetpeer.stages.block.exact_scalars import float32
-from hetpeer.stages.block.parameter_groups import BlockRules
+from hetpeer.stages.block.parameter_groups import BlockRules, OuterRule
 from hetpeer.stages.block.state_file import file_bytes
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.parameter_reads import cast_parameters
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply, Install
 from hetpeer.stages.operators.own_operators import Pass
 from hetpeer.stages.worker.holding.block_slots import BlockSlots
+from hetpeer.stages.worker.holding.movement import Movement
 from hetpeer.stages.worker.holding.residence import Residence
 from hetpeer.stages.worker.holding.running_statistics import RunningStatistics
 from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector, pieces
@@ -79,6 +80,8 @@ class HeldBlock:
         self._slots = BlockSlots(spec.index, spec.vector_count, residence)
         self._copy: tuple[int, StoredVector] | None = None
         """Version and vector at the start of an averaging that runs beside steps; None: there is none."""
+        self._movement: Movement | None = None
+        """The movement that was asked for last."""
         self.losses = CodecLosses(spec.vector_count)
         """Rounding errors of the lossy codecs of reduces, to be added to later vectors."""
 
@@ -163,8 +166,15 @@ class HeldBlock:
 
         Then are added: the rounding errors of our part under its plan; the outer rule's step, if any, for the
         parameters; and what local steps changed since `keep_copy`, if the averaging ran beside them. The
-        optimizer's state stays (docs/averaging.md).
+        optimizer's state stays (docs/averaging.md). With sparse updates `total` is of movements.
         """
+        if self._rules.outer is not None and self._rules.outer.sparse:
+            self._follow(self._rules.outer, total, how)
+        else:
+            self._take_mean(total, how)
+        self.averages += 1
+
+    def _take_mean(self, total: Tensor, how: Install) -> None:
         self._slots.clear(self.version)
         copied, copy = self._copy or (self.version, None)
         trained = copy is not None and copied != self.version
@@ -186,7 +196,36 @@ class HeldBlock:
             if now is not None and copy is not None:
                 place.sub_(copy.piece(begin, end)).add_(now)
             self._keep(masters, after, begin, place)
-        self.averages += 1
+
+    def _follow(self, outer: OuterRule, total: Tensor, how: Install) -> None:
+        """Follow the mean movement. What others got of ours is found anew if we did not send it."""
+        own = self.movement()
+        self._slots.clear(self.version)
+        after = self._versions.advance(self.version + 1 if how.needed is None else how.needed)
+        masters = self.vector
+        for begin, end in own.pieces:
+            parameters, state = masters.piece(begin, end), self._pieces_of_state(begin, end)
+            sent = own.read(begin, end).to(parameters.device)
+            outer.follow(
+                parameters=parameters, state=state, sent=sent, total=total[begin:end], share=how.coefficient
+            )
+            self._keep_state(begin, state)
+            self._keep(masters, after, begin, parameters)
+
+    def movement(self) -> Movement:
+        """What clusters send of this version. Raises CommandError if they send no movements."""
+        outer = self._rules.outer
+        if outer is None or not outer.sparse:
+            raise CommandError(f"block {self.spec.index} sends no movements")
+
+        def moved(begin: int, end: int) -> Tensor:
+            state = self._pieces_of_state(begin, end)
+            return outer.moved(parameters=self.vector.piece(begin, end), state=state)
+
+        if self._movement is None or self._movement.version != self.version:
+            ranges = self._rules.ranges or ((0, self.spec.parameter_count),)
+            self._movement = Movement(self.version, ranges, moved)
+        return self._movement
 
     def base_of(self, how: Apply) -> Tensor | None:
         """The vector of the version for which a stale gradient was computed; None: it is not to be corrected.
