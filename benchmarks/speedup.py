@@ -155,7 +155,7 @@ def virtual(options: Any, pool: ProcessPoolExecutor) -> Found:
             rate: list(
                 pool.map(partial(trained, clusters=clusters, rate=rate, options=options), seeds, targets)
             )
-            for rate in RATES
+            for rate in options.rates
         }
         targets = targets_of(found)
     return found
@@ -226,6 +226,8 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
     return {
         "staleness": options.staleness,
         "interval": options.interval,
+        "batches": options.batches,
+        "rates": list(options.rates),
         **figures,
         "met": four is not None and four >= 4 * LINEAR,
     }
@@ -285,6 +287,9 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument(
         "--clusters", type=int, nargs="+", default=CLUSTERS, help="numbers of clusters, 1 and 4 among them"
+    )
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=RATES, help="learning rates in virtual time"
     )
     parser.add_argument("--no-processes", action="store_true", help="virtual time alone")
     options = parser.parse_args()
