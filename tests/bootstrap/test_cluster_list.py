@@ -297,6 +297,30 @@ def test_a_replica_takes_no_checkpoint_of_another_cluster():
     assert order.digests == {block: f"other {block}" for block in range(begin, end)}
 
 
+def test_a_holder_that_came_after_the_averaging_began_has_no_part_in_the_mean():
+    one = Waiting([*training().records, commit()])
+    for peer, blocks in (("a", FIRST), ("late", FIRST), ("b", LAST)):
+        held = tuple(m.Held(block=b, version=1, digest=f"state {b}") for b in range(*blocks))
+        one.hello(peer, cluster=0, place=blocks, held=held)
+        one.fetched(0, 1, **{peer: blocks})
+    cluster = one.core.clusters[0]
+    assert cluster.members.roster().keys() == {"a", "late", "b"}
+    mean = {
+        "kind": "average",
+        "term": 2,
+        "group": 1,
+        "plan": 1,
+        "clusters": [(0, 1)],
+        "sums": {0: "x", 1: "y"},
+    }
+    one.do([one.core.clusters.log(**mean, seconds=1.0, installed=[(0, 1)], held=[])])
+    one.do(cluster.installs(["a", "b"], one.now))
+    assert (one.sent["a", "commit"].group, one.sent["a", "commit"].step) == (1, 1)
+    assert ("b", "commit") in one.sent
+    assert ("late", "commit") not in one.sent
+    assert cluster.members.roster().keys() == {"a", "b"}
+
+
 def test_with_too_little_memory_for_a_replica_it_goes_on_waiting():
     one = Waiting(memory=(2, 3))
     one.hello("big")
