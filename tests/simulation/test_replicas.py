@@ -228,3 +228,12 @@ def test_a_seeded_bug_is_caught_three_times(name: str):
     with MUTANTS[name]():
         broken = (seed for seed in range(64) if history(seed).caught)
         assert len(list(islice(broken, 3))) == 3
+
+
+@pytest.mark.parametrize("seeds", mostly_proof([range(2), range(2, 30)], [range(2)]))
+def test_sparse_averagings_are_of_all_clusters_while_blocks_change_hands(seeds):
+    """A cluster that lacks a block is waited for; one that misses an averaging does nothing any more."""
+    for seed in seeds:
+        outcome = simulate(seed, faults=FAULTS, config=CONFIG, sparse=True)
+        assert outcome.violation is None, outcome
+        assert "average" in outcome.kinds
