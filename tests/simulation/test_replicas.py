@@ -9,11 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from hetpeer.averaging.messages import Fetch
-from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.state.effects import Send
 from hetpeer.peer.simulate.sim_swarm import COORDINATOR
 from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
@@ -206,20 +203,10 @@ def for_ever(self, now):
     return
 
 
-def of_anybody(self, volunteer, now, original=StepBarrier.fetch):
-    """A replica takes the last checkpoint for its cluster's, whose ever it is."""
-    sent = original(self, volunteer, now)
-    assert isinstance(sent, Send)
-    assert isinstance(sent.message, Fetch)
-    origin = (self._context.history.base or {}).get("cluster", 0)
-    return Send(sent.to, sent.message.model_copy(update={"origin": origin, "digests": {}}))
-
-
 MUTANTS = {
     "nobody_left": lambda: patch.object(AveragingRound, "strike", nobody_left),
     "never_torn": lambda: patch.object(AveragingRound, "torn", property(never_torn)),
     "for_ever": lambda: patch.object(Cluster, "gap_is_final", for_ever),
-    "of_anybody": lambda: patch.object(StepBarrier, "fetch", of_anybody),
 }
 
 
