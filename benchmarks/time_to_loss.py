@@ -24,7 +24,7 @@ from benchmarks import clusters, report
 from benchmarks.clusters import CLUSTERS, STAGES
 from benchmarks.stragglers import LATENCY_MS, Naps
 from benchmarks.swarm import NEVER, Model
-from hetpeer.bootstrap.run.settings import AveragingSettings, Outer, TrainingSettings
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer, TrainingSettings
 from tests.wanlab.lab import Lab
 
 SLEEP_S = 1.5
@@ -39,7 +39,11 @@ WAYS = {
     "grouped, delayed": AveragingSettings(delayed=True),
     "grouped, corrected": AveragingSettings(corrected=True),
     "grouped, outer": AveragingSettings(interval=LONG, outer=Outer()),
+    "grouped, sparse outer": AveragingSettings(
+        interval=LONG, window_s="all", outer=Outer(learning_rate=1.0, momentum=0.0)
+    ),
 }
+SPARSE = LinkSettings(reduce="topk2")
 TRAINING = TrainingSettings(
     steps=320,
     batch_size=12,
@@ -84,7 +88,7 @@ def measure(options: Any) -> dict[str, Any]:
                 Lab(clusters.network(1000.0, 1000.0, latency_ms=LATENCY_MS)) as lab,
                 tempfile.TemporaryDirectory(prefix="hetpeer-time-") as folder,
             ):
-                one = asyncio.run(_trained(naps, lab, Path(folder), WAYS[way], options.seed + turn))
+                one = asyncio.run(_trained(naps, lab, Path(folder), way, options.seed + turn))
             found[way].append(one)
             print(f"{way}: {one}", file=sys.stderr, flush=True)
     target = statistics.median(late(run) for run in found[ALL])
@@ -104,10 +108,11 @@ def measure(options: Any) -> dict[str, Any]:
     }
 
 
-async def _trained(
-    naps: Naps, lab: Lab, folder: Path, averaging: AveragingSettings, seed: int
-) -> dict[str, Any]:
-    found = await clusters.trained(lab, folder, MODEL, TRAINING, averaging, seed=seed, look=naps.look)
+async def _trained(naps: Naps, lab: Lab, folder: Path, way: str, seed: int) -> dict[str, Any]:
+    links = SPARSE if "sparse" in way else None
+    found = await clusters.trained(
+        lab, folder, MODEL, TRAINING, WAYS[way], links=links, seed=seed, look=naps.look
+    )
     await naps.over()
     return found
 
