@@ -5,7 +5,7 @@ Homes with slow uplinks (root), four stages, each held by several volunteers. Ev
 happens to one of them or to the coordinator, as the seed has it: killed and started again, its worker killed,
 frozen for two leases, cut off, its uplink slow. At the end all is healed, and the run must go on. Then the
 volunteers' signed logs are audited, and every loss is compared with one machine's. With `--mode grouped` they
-are clusters that train batches of their own and average (docs/averaging.md).
+are clusters that train batches of their own and average (docs/grouped.md).
 
 Recovery: from the fault to the commit of the first step that began after it, less a step's usual time
 (peer/demo/demo_run.py). Goodput: what was counted of all forwards that were computed, in microbatches times

@@ -1,4 +1,4 @@
-"""Volunteers that wait are divided into clusters (docs/averaging.md, "Formation of clusters")."""
+"""Volunteers that wait are divided into clusters (docs/grouped.md, "Formation of clusters")."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 """Clusters that are late or compute nothing: others wait for them for a limited time, and willing volunteers
-stay (docs/averaging.md).
+stay (docs/grouped.md).
 """
 
 import pytest

@@ -5,7 +5,7 @@
 * An averaging adds the parameters of exactly the clusters that its record names, and all holders have the
   same bits after it.
 * No batch is in any parameters twice, by two trainings. At the end every batch is in them once
-  (docs/averaging.md, "Exactly once").
+  (docs/grouped.md, "Exactly once").
 * Sparse averagings are of all clusters, which have one anchor and install it at once.
 """
 

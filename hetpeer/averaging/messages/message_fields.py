@@ -97,7 +97,7 @@ EVERYBODY: Final = 1 << 32
 class TermView(Schema):
     """The term and view that a message belongs to; a message of another term-view changes nothing (fencing).
 
-    In a grouped run every cluster has a history of its own (docs/averaging.md); else there is one, of cluster
+    In a grouped run every cluster has a history of its own (docs/grouped.md); else there is one, of cluster
     0. Messages have it as the field `line`.
     """
 

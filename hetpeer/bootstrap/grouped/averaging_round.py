@@ -2,7 +2,7 @@
 
 Pure. It has plans and votes as a step has, with clusters for ids: one holder of each cluster gives a block,
 and all holders get the sum. Members that leave, and clusters that cannot give all blocks any more, are left
-out of the next plan. It always ends in a decision, even if only one cluster is left (docs/averaging.md,
+out of the next plan. It always ends in a decision, even if only one cluster is left (docs/grouped.md,
 "Grouped runs").
 """
 

@@ -2,7 +2,7 @@
 
 Pure. A cluster takes part in one averaging at a time, and trains `interval` batches between two of them
 (averaging_round.py). A decided mean is *promised* to its clusters: each installs it between two steps
-(docs/averaging.md, "Delayed averagings"), or in its place among steps that overlap (mean_order.py).
+(docs/grouped.md, "Delayed averagings"), or in its place among steps that overlap (mean_order.py).
 """
 
 from __future__ import annotations

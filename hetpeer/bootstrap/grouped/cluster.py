@@ -3,7 +3,7 @@
 Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may divide all that
 wait anew (formation.py). Then the run *founds* it from a checkpoint; it fetches that and trains. From then on
 its places have any number of holders. It dissolves when a block has lost its last holder for longer than the
-grace time (docs/averaging.md, "Grouped runs").
+grace time (docs/grouped.md, "Grouped runs").
 """
 
 from __future__ import annotations

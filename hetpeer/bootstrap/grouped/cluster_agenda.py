@@ -1,7 +1,7 @@
 """Agendas of the clusters of a grouped run: batches, checkpoints, and the queue for a group.
 
 Pure: it reads the clusters and what is folded from the log (batches.py, averagings.py). A cluster's agenda is
-its share of the run (docs/averaging.md, "Grouped runs"). The workers of the group scheduler are clusters, and
+its share of the run (docs/grouped.md, "Grouped runs"). The workers of the group scheduler are clusters, and
 its only stage is the whole pipeline (docs/averaging.md, "Who averages with whom").
 """
 

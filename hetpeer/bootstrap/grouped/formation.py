@@ -1,6 +1,6 @@
 """The division of waiting volunteers into clusters: a planner's proposal, and how long founding waits for it.
 
-Pure. See docs/averaging.md, "Formation of clusters".
+Pure. See docs/grouped.md, "Formation of clusters".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run. This module
 passes events on to a cluster, an averaging, or the unassigned volunteers. cluster_agenda.py decides what
-clusters do next, cluster_events.py what follows for the others (docs/averaging.md, "Grouped runs").
+clusters do next, cluster_events.py what follows for the others (docs/grouped.md, "Grouped runs").
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure. A cluster whose averagings are delayed and whose steps overlap never stops for an averaging. A mean is a
 version like an update, and steps under way have their numbers already. So the mean is given its number before
-a step begins behind it, and is installed between the steps before and after it (docs/averaging.md, "No pause
+a step begins behind it, and is installed between the steps before and after it (docs/grouped.md, "No pause
 at all").
 """
 

@@ -1,6 +1,6 @@
 """Living clusters that are to be divided anew, until they stand where that costs no batch.
 
-Pure. A planner proposes it (cluster_recuts.py). See docs/averaging.md, "Living clusters".
+Pure. A planner proposes it (cluster_recuts.py). See docs/grouped.md, "Living clusters".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure. While clusters live, a volunteer waits in a forming cluster for others, or for a planner to divide all
 that wait (formation.py). After a while replicas of living clusters come to it if that makes the cluster
-complete; otherwise it becomes a replica itself. Docs: averaging.md, "Replicas".
+complete; otherwise it becomes a replica itself. See docs/grouped.md, "Replicas".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Pure: a fold of the log, and the batches handed out since. A batch is *in* a cluster if the cluster trained
 it, or averaged with a cluster that it is in. It counts from the log's decision of the averaging on, before
 the mean is installed. When a cluster falls apart, batches that are in no other cluster are trained again
-(docs/averaging.md, "Exactly once").
+(docs/grouped.md, "Exactly once").
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ SPARSE_OUTER: Final = {"learning_rate": 1.0, "momentum": 0.0}
 
 
 class AveragingSettings(ManifestPart):
-    """Mode `grouped`: clusters train their own batches and average with ready ones (docs/averaging.md)."""
+    """Mode `grouped`: clusters train their own batches and average with ready ones (docs/grouped.md)."""
 
     span: Positive = 10
     """Consecutive groups of each cluster within which all clusters are connected."""

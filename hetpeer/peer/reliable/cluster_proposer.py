@@ -1,6 +1,6 @@
 """Search for better clusters of a grouped run, by the reliable peer that coordinates it.
 
-Volunteers that wait are divided into clusters, and living clusters anew if that pays (docs/averaging.md,
+Volunteers that wait are divided into clusters, and living clusters anew if that pays (docs/grouped.md,
 "Formation of clusters" and "Living clusters").
 """
 

@@ -1,4 +1,4 @@
-"""Division of some living clusters anew, with the devices that are in none (docs/averaging.md, "Living
+"""Division of some living clusters anew, with the devices that are in none (docs/grouped.md, "Living
 clusters").
 
 Pure except for `on`. The goal is that of clusters.py: useful batches a second of all clusters together. Never

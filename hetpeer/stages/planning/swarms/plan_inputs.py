@@ -173,7 +173,7 @@ class Compression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """Pipelines train batches of their own, and average (mode `grouped`, docs/averaging.md)."""
+    """Pipelines train batches of their own, and average (mode `grouped`, docs/grouped.md)."""
 
     interval: int = 1
     """Batches that a pipeline trains before it averages."""
