@@ -63,7 +63,7 @@ TRAINING = TrainingSettings(
 )
 CORES = 0.05, 0.2
 """Parts of a processor of the slowest and the fastest."""
-SETTLE_S, COUNTED_S = 120.0, 180.0
+SETTLE_S, COUNTED_S = 120.0, 120.0
 BITS, MEGA, MIB = 8, 1e6, 2**20
 OF_A_PLACE = 7 / 8
 """Of the memory that the program leaves, an eighth is for bundles (docs/limits.md, RAM)."""
