@@ -126,17 +126,14 @@ def memory_of(device: torch.device) -> tuple[int, int]:
 def measure_flops(
     device: torch.device, seconds: float = WARM_UP_S, dtype: torch.dtype | None = None
 ) -> float:
-    """Matrix-product speed in FLOP/s, by default of float32: the best of the largest products of which some
-    fit into `seconds`.
-
-    A small one may be over before a machine that is allowed a part of its processor (a container's quota) is
-    stopped for the first time.
+    """Matrix-product speed in FLOP/s, by default of float32: the best of as many products as fit into
+    `seconds`.
 
     Raises RuntimeError if torch has no product of that dtype there.
     """
     import torch
 
-    size, largest, best = 256, 0, 0.0
+    size, best = 256, 0.0
     matrix = torch.ones(size, size, device=device, dtype=dtype or torch.float32)
     product = matrix @ matrix  # wakes the library up; not counted
     deadline = time.perf_counter() + seconds
@@ -145,8 +142,7 @@ def measure_flops(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         duration = time.perf_counter() - begin
-        speed = 2 * size**3 / duration
-        largest, best = size, max(best, speed) if size == largest else speed
+        best = max(best, 2 * size**3 / duration)
         if (
             size < WARM_UP_LARGEST and 16 * duration < seconds / 4
         ):  # one of twice the size, and a bit, still fits
