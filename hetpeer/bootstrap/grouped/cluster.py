@@ -41,6 +41,8 @@ class Cluster:
         """Whether the cluster was founded in this term and has not been whole since."""
         self._begun = False
         """Whether the cluster has been whole in this term."""
+        self._unable: set[str] = set()
+        """Volunteers that could not do their work: the cluster does not wait for what they alone hold."""
         self.late = False
         """Whether the cluster fell apart because its holders did not fetch their blocks in time."""
         self.coordinator = Coordinator(context, now, policy=self)
@@ -251,18 +253,21 @@ class Cluster:
         return "nothing was computed for too long"
 
     def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:
-        """Blocks of `volunteers` for which nobody else is here, while it fetches: newcomers do as well in a
-        new cluster, and nothing is stored until it is whole.
+        """Blocks of `volunteers` for which nobody else is here and nobody is awaited.
+
+        While it fetches: newcomers do as well in a new cluster, and nothing is stored until it is whole. Or
+        if they could not do their work: others are given the batch, in clusters of their own.
         """
-        if not self._fetches:
+        leaving = {v.peer for v in volunteers}
+        if not self._fetches and not leaving <= self._unable:
             return []
         places = [(v.peer, v.place) for v in self.members.volunteers.values() if v.place is not None]
-        leaving = {v.peer for v in volunteers}
         here = {block for peer, place in places if peer not in leaving for block in range(*place)}
         return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
-    def rest(self, peers: Sequence[str], now: float) -> None:
-        """Do nothing: no volunteer rests, since others are given the batch, in clusters of their own."""
+    def rest(self, peers: Sequence[str], now: float) -> None:  # noqa: ARG002 - nobody rests
+        """Note that `peers` could not do their work; none of them rests, as others are given the batch."""
+        self._unable.update(peers)
 
     def dissolve(self, why: str, given_up: Mapping[str, Any]) -> None:
         """Note that the cluster falls apart; `given_up`: log fields of the steps that it gives up."""
