@@ -124,6 +124,7 @@ proof-6: setup
 	$(PY) -m benchmarks.grouping
 	$(PY) -m benchmarks.averaging
 	$(PY) -m benchmarks.stragglers
+	$(PY) -m benchmarks.time_to_loss
 	$(PY) -m benchmarks.curves
 
 proof-7: setup
@@ -132,6 +133,7 @@ proof-7: setup
 	$(PY) -m benchmarks.kernighan_lin
 	$(PY) -m benchmarks.networkx_parts
 	$(PY) -m benchmarks.formation
+	$(PY) -m benchmarks.formation_swarm
 	$(PY) -m benchmarks.growth
 	$(PY) -m benchmarks.testbeds
 	$(PY) -m benchmarks.prediction --volunteers 5 6
