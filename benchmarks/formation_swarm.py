@@ -66,7 +66,7 @@ CORES = 0.05, 0.2
 SETTLE_S, COUNTED_S = 120.0, 120.0
 BITS, MEGA, MIB = 8, 1e6, 2**20
 OF_A_PLACE = 7 / 8
-"""Of the memory that the program leaves, an eighth is for bundles (docs/limits.md, RAM)."""
+"""Part of the remaining memory that a place gets; an eighth is for bundles (docs/limits.md, RAM)."""
 PROGRAM = re.compile(r"the program itself takes ([\d.]+) MiB")
 WITHIN_S = 300.0
 

@@ -94,7 +94,7 @@ class Cluster:
         self.optimizer.step()
 
     def sends(self, parameters: Tensor) -> Tensor:
-        """What the others read of it: its parameters, or what it sends of its movement."""
+        """The vector that the others get: its parameters, or the sent part of its movement."""
         assert self.rule is not None
         if not self.rule.sparse:
             return parameters

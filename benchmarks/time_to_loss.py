@@ -28,7 +28,7 @@ from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Oute
 from tests.wanlab.lab import Lab
 
 SLEEP_S = 1.5
-"""Of a straggler: one and a half batches, as in hete-B."""
+"""Seconds that a straggler is stopped: one and a half batches, as in hete-B."""
 LONG = 8
 """Batches between averagings of an outer optimizer."""
 ALL, NONE = "all-reduce", "no synchronisation"

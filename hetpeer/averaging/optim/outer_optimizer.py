@@ -66,8 +66,8 @@ class OuterNesterov:
                 self._step(parameters, state, part, state["outer_anchor"][part] - parameters[part])
 
     def moved(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What a cluster has moved since its anchor, against the direction of training, and what is left of
-        earlier movements: a - p + r.
+        """The movement since the anchor, against the direction of training, and the rest of earlier ones:
+        a - p + r.
         """
         with torch.no_grad():
             return (state["outer_anchor"] - parameters).add_(state["outer_residual"])

@@ -49,7 +49,7 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
 
 
 def by_source(block: int, given: Mapping[tuple[int, str], Sequence[Look]]) -> list[Received]:
-    """What has come for `block`, as votes list it; `given`: block and sender → inspections, in order."""
+    """The received parts of `block`, as votes list them; `given`: block and sender → inspections in order."""
     return [
         Received(
             block=block,

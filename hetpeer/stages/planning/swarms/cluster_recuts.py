@@ -28,7 +28,7 @@ class ClusterRecut:
     retiring: tuple[int, ...]
     """Those that are, as indices of the standing ones."""
     new: tuple[PlannedPipeline, ...]
-    """What their devices, and those that were in no cluster, form."""
+    """New clusters of their devices and of those that were in none."""
     before: Clusters
     after: Clusters
 

@@ -213,7 +213,7 @@ class HeldBlock:
             self._keep(masters, after, begin, parameters)
 
     def movement(self) -> Movement:
-        """What clusters send of this version. Raises CommandError if they send no movements."""
+        """The movement of this version, as clusters send it. Raises CommandError if they send none."""
         outer = self._rules.outer
         if outer is None or not outer.sparse:
             raise CommandError(f"block {self.spec.index} sends no movements")

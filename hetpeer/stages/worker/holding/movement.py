@@ -1,4 +1,4 @@
-"""What a block's parameters have moved since the last averaging, as averaging clusters send it."""
+"""The movement of a block's parameters since the last averaging, as clusters send it."""
 
 from __future__ import annotations
 
