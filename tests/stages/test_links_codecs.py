@@ -4,6 +4,7 @@ damaged.
 
 import math
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.links.codec import Codec, EncodedTensor, codec_names, kept_of, length, room
 from hetpeer.stages.links.quantized_values import QuantizedValues
 from hetpeer.stages.links.sparse_positions import PositionForm, decode_positions, encode_positions
+from hetpeer.stages.links.squeezing import squeezed
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.top_k import SMALL, _largest_there, largest
 from hetpeer.stages.links.value_codecs import VALUE_CODECS
@@ -266,14 +268,21 @@ def test_a_gap_that_goes_on_is_part_of_the_next_position():
             decode_positions(PositionForm.GAPS, bytes([255, 255, 1]), kept, 4000)
 
 
+@pytest.mark.parametrize("squeeze", [False, True])
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", NAMES[1:])
-def test_what_is_not_finite_is_refused_on_arrival(name, special):
+def test_what_is_not_finite_is_refused_on_arrival(name, special, squeeze):
     codec, count = Codec.of(name), 1000
-    flat = torch.randn(count)
+    flat = torch.arange(1.0, count + 1)
     target = memoryview(bytearray(room(codec, "float32", count, 100)))
-    written, size = encode(codec, flat, 100, target)
+    written, size = encode(codec, flat, 100, target, squeeze=False)
     dtype = torch.float16 if codec.values is VALUE_CODECS["fp16"] else torch.bfloat16
-    target[:2] = torch.tensor([special], dtype=dtype).view(torch.uint8).numpy().tobytes()
+    frame = bytearray(target[:size])
+    frame[:2] = torch.tensor([special], dtype=dtype).view(torch.uint8).numpy().tobytes()
+    if squeeze and codec.values.squeezable:
+        values = codec.values.nbytes(written.kept)
+        shorter = squeezed(frame[:values])
+        frame[:values] = shorter
+        written = replace(written, value_bytes=len(shorter))
     with pytest.raises(ProtocolError, match="finite"):
-        decode(codec, written, target[:size], torch.empty(count))
+        decode(codec, written, memoryview(frame), torch.empty(count))
