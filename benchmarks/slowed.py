@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import uuid
 from pathlib import Path
 
@@ -23,17 +22,18 @@ from tests.wanlab.processors import Processor
 
 GROUPS = ("-t", "cgroup", "-o", "cpu"), ("-t", "cgroup2")
 """Control groups of both versions, as `mount` names them."""
+PLACE = Path("/sys/fs/cgroup")
+"""Where programs look for them, also the worker that measures its speed."""
 
 
 def mount_groups() -> None:
     """Have the machine's control groups here, if this is a node of a laboratory: its /sys is its own."""
     if processors.FOLDER.exists():
         return
-    folder = tempfile.mkdtemp(prefix="hetpeer-groups-")
-    mounts = (subprocess.run(["mount", *kind, "none", folder], check=False) for kind in GROUPS)
+    mounts = (subprocess.run(["mount", *kind, "none", str(PLACE)], check=False) for kind in GROUPS)
     if not any(done.returncode == 0 for done in mounts):
         raise SystemExit("no control groups for processors can be mounted")
-    processors.FOLDER = Path(folder)
+    processors.FOLDER = PLACE
 
 
 def slow_down(cores: float) -> None:

@@ -1,5 +1,6 @@
 """Who shares a processor or a line, by adverts, and what a processor's mark tells others."""
 
+import math
 import tomllib
 from dataclasses import replace
 from types import SimpleNamespace
@@ -98,10 +99,11 @@ def test_a_mark_is_of_one_processor_in_one_run_and_does_not_show_what_it_is_made
 def test_what_computes_is_the_processor_of_this_boot_or_a_gpu() -> None:
     cpu = SimpleNamespace(device="cpu", device_uuid="", threads=1)
     gpu = SimpleNamespace(device="cuda:0", device_uuid="GPU-1", threads=1)
-    assert processor_of([cpu], "boot", 4) == ProcessorPart("boot", 0.25)
-    assert processor_of([replace_threads(cpu, 8)], "boot", 4) == ProcessorPart("boot", 1.0)
-    assert processor_of([gpu], "boot", 4) == ProcessorPart("GPU-1", 1.0)
-    assert processor_of([cpu], "", 4) == processor_of([cpu, gpu], "boot", 4) == ProcessorPart()
+    assert processor_of([cpu], "boot", 4, math.inf) == ProcessorPart("boot", 0.25)
+    assert processor_of([cpu], "boot", 4, 0.5) == ProcessorPart("boot", 0.125), "of a container"
+    assert processor_of([replace_threads(cpu, 8)], "boot", 4, math.inf) == ProcessorPart("boot", 1.0)
+    assert processor_of([gpu], "boot", 4, 0.5) == ProcessorPart("GPU-1", 1.0)
+    assert processor_of([cpu], "", 4, 1.0) == processor_of([cpu, gpu], "boot", 4, 1.0) == ProcessorPart()
     assert boot_id() == boot_id() != ""
 
 

@@ -77,6 +77,19 @@ def test_main_memory_disk_and_offload_are_those_of_the_adverts(run: RunDirectory
     assert list(offered[NEW].ways()) == [(Offload.NONE, False)]
 
 
+def test_one_that_has_only_multiplied_matrices_is_no_faster_than_those_that_tried_blocks(
+    run: RunDirectory,
+) -> None:
+    adverts = {
+        FRONT: volunteer(flops_per_second=3e9, product_flops=10e9),
+        BACK: volunteer(flops_per_second=1e9, product_flops=2e9),
+        NEW: volunteer(flops_per_second=10e9, product_flops=10e9),
+    }
+    found = inventory(run.manifest, adverts)
+    speeds = {peer: device["tflops"] for peer, device in zip(found.peers, found.devices, strict=True)}
+    assert speeds == {FRONT: 3e-3, BACK: 1e-3, NEW: pytest.approx(0.4 * 10e-3)}
+
+
 def test_what_was_measured_and_what_is_taken_for_the_rest(run: RunDirectory) -> None:
     found = swarm(run)
     back, front, new = found.devices

@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 
+import numpy as np
 import psutil
 import pytest
 
-from tests.wanlab.processors import FOLDER, PREFIX, Processor, missing
+from tests.wanlab import processors
+from tests.wanlab.processors import FOLDER, PERIOD_US, PREFIX, Processor, missing
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -99,3 +102,51 @@ def test_what_a_killed_process_has_left_goes():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         Processor(other.pid, 0.5).close()
     assert not groups(owner.pid)
+
+
+MEASURES = """
+import torch
+from hetpeer.examples.gpt import GPT
+from hetpeer.stages.block.device import measure_flops
+from hetpeer.stages.tracing.assemble import ComputeMode
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
+from hetpeer.stages.worker.rehearsal import rehearse
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model, cpu = GPT(64, 2, 2, 32, 64), torch.device("cpu")
+ids = torch.randint(0, 64, (2, 32))
+dag = trace(model, {"tokens": ids, "targets": ids})
+block = cut_blocks(dag, 3, ComputeMode())[1]
+buffers = {key: dag.tensors[key] for key in block.buffer_specs}
+while input():
+    print(measure_flops(cpu, 0.1), min(rehearse(block, buffers, cpu) for _ in range(3)), flush=True)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_machine_with_a_part_of_a_processor_measures_that_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products and blocks take less time than it may compute at once, so each alone is as fast as ever."""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", MEASURES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        Processor(process.pid, 1.0) as processor,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        found = {}
+        for period_us, cores in product((PERIOD_US, 100_000), (1.0, 0.2, 0.05)):
+            monkeypatch.setattr(processors, "PERIOD_US", period_us)
+            processor.hold(cores)
+            process.stdin.write("measure\n")
+            process.stdin.flush()
+            speed, seconds = map(float, process.stdout.readline().split())
+            found[period_us, cores] = np.array([speed, 1 / seconds])
+        process.communicate("\n")
+    for period_us in (PERIOD_US, 100_000):
+        whole, fifth, twentieth = (found[period_us, cores] for cores in (1.0, 0.2, 0.05))
+        assert (fifth < 0.6 * whole).all(), f"a loaded machine may be half as fast as it is: {found}"
+        assert (twentieth < 0.4 * fifth).all(), found
+        assert (twentieth > 0.1 * fifth).all(), f"it stands still often, and finds its cache cold: {found}"

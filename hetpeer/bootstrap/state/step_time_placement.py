@@ -23,6 +23,7 @@ from hetpeer.stages.planning.pair_lines import LineEnd, MeasuredLine, Pair, pair
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import holders_at
+from hetpeer.stages.planning.swarms.untried_speeds import on_blocks
 
 SAME = 0.05
 """Steps whose times differ by no more than this share of the shorter count as equally long."""
@@ -170,16 +171,12 @@ def _filled(amounts: Sequence[float], more: int, else_: float) -> list[float]:
 
 
 def _flops(volunteers: Sequence[VolunteerState], asks: StepDemand) -> list[float]:
-    """FLOP/s of each volunteer: in training if it has trained, else in the rehearsal of its place.
-
-    One that has only multiplied matrices is scaled by the median ratio of the others.
+    """FLOP/s of each volunteer: in training if it has trained, else in the rehearsal of its place, else as
+    `on_blocks` expects.
     """
     reached = [_believed(_trained(v, asks) or v.flops_per_second, FLOPS) for v in volunteers]
     products = [_believed(v.product_flops, FLOPS) for v in volunteers]
-    both = list(zip(reached, products, strict=True))
-    tried = [flops / product for flops, product in both if product and flops not in (0.0, product)]
-    share = median(tried) if tried else 1.0
-    return [_believed(flops * share, FLOPS) if flops == product else flops for flops, product in both]
+    return [_believed(flops, FLOPS) for flops in on_blocks(reached, products)]
 
 
 def _trained(volunteer: VolunteerState, asks: StepDemand) -> float:

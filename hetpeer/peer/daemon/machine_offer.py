@@ -174,8 +174,10 @@ def on_gpu(info: WorkerInfo) -> bool:
     return info.device != "cpu"
 
 
-def processor_of(infos: Sequence[WorkerInfo], boot_id: str, cores: int) -> ProcessorPart:
+def processor_of(infos: Sequence[WorkerInfo], boot_id: str, cores: int, quota: float) -> ProcessorPart:
     """The processor of the workers: a GPU by its own id, else the processor of this boot. Pure.
+
+    `quota`: processors that this process may use; infinite if it is not limited.
 
     Several devices are not known to be shared as a whole, and a boot id may not be had.
     """
@@ -184,7 +186,7 @@ def processor_of(infos: Sequence[WorkerInfo], boot_id: str, cores: int) -> Proce
     (info,) = infos
     if on_gpu(info):
         return ProcessorPart(info.device_uuid, 1.0) if info.device_uuid else ProcessorPart()
-    return ProcessorPart(boot_id, min(1.0, info.threads / cores)) if boot_id else ProcessorPart()
+    return ProcessorPart(boot_id, min(1.0, min(info.threads, quota) / cores)) if boot_id else ProcessorPart()
 
 
 def boot_id() -> str:

@@ -55,6 +55,7 @@ from hetpeer.peer.training.self_advert import (
 )
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.training.volunteer_figures import Offer, memory_text
+from hetpeer.stages.block.processor_quota import quota
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
@@ -153,7 +154,7 @@ async def start_compute(
         name=settings.node.name,
         arithmetic=arithmetics(infos),
         choice=settings.compute.offload,
-        processor=processor_of(infos, boot_id(), os.cpu_count() or 1),
+        processor=processor_of(infos, boot_id(), os.cpu_count() or 1, quota()),
     )
     return compute, with_line(offer, KeptLine.load(home.path), settings), device_names(infos)
 

@@ -31,6 +31,7 @@ from hetpeer.stages.planning.pair_lines import PairLines
 from hetpeer.stages.planning.swarms.departure_costs import HOUR_S
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_at
+from hetpeer.stages.planning.swarms.untried_speeds import on_blocks
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6
@@ -94,6 +95,8 @@ def inventory(
         for peer, advert in sorted(adverts.items())
         if advert.role == "volunteer" and advert.memory_bytes and _flops(manifest, advert)
     }
+    reached = [_flops(manifest, advert) for advert in known.values()]
+    flops = on_blocks(reached, [advert.product_flops for advert in known.values()])
     if not known:
         raise LocalError(
             "HP-PLAN-001",
@@ -113,7 +116,7 @@ def inventory(
             {
                 "name": names[peer],
                 "peer": peer,
-                "tflops": _rounded(slowed(known, peer) * _flops(manifest, advert) / TERA, 1e-6, 1e6),
+                "tflops": _rounded(slowed(known, peer) * flops[number] / TERA, 1e-6, 1e6),
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
                 **_beside(advert),
                 "up_mbps": _rounded(lines.together[number] * BITS / MEGA, *MBPS),
@@ -185,7 +188,9 @@ def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[
 
 
 def _flops(manifest: Manifest, advert: Advert) -> float:
-    """FLOP/s that its worker reaches: in training if it has trained, else on what it has rehearsed."""
+    """FLOP/s that its worker reaches: in training if it has trained, else on what it has rehearsed, else in
+    matrix products.
+    """
     blocks = manifest.blocks[advert.block_begin : advert.block_end]
     seconds = advert.forward_s + advert.backward_s
     flops = sum(block.flops_forward for block in blocks) * times_forward(manifest.training.recompute)

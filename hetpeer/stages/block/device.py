@@ -6,6 +6,7 @@ Only the compute worker touches a GPU.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.block.processor_quota import quota, stopwatch
 
 if TYPE_CHECKING:
     import torch
@@ -127,21 +129,24 @@ def measure_flops(
     device: torch.device, seconds: float = WARM_UP_S, dtype: torch.dtype | None = None
 ) -> float:
     """Matrix-product speed in FLOP/s, by default of float32: the best of as many products as fit into
-    `seconds`.
+    `seconds`, as fast as the processor quota lets them follow one another (processor_quota.py).
 
-    Raises RuntimeError if torch has no product of that dtype there.
+    The best, since slower ones show what else the machine did. Raises RuntimeError if torch has no product of
+    that dtype there.
     """
     import torch
 
     size, best = 256, 0.0
+    processors = math.inf if device.type == "cuda" else quota()
     matrix = torch.ones(size, size, device=device, dtype=dtype or torch.float32)
     product = matrix @ matrix  # wakes the library up; not counted
     deadline = time.perf_counter() + seconds
-    while (begin := time.perf_counter()) < deadline:
+    while time.perf_counter() < deadline:
+        taken_s = stopwatch(processors)
         torch.mm(matrix, matrix, out=product)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        duration = time.perf_counter() - begin
+        duration = taken_s()
         best = max(best, 2 * size**3 / duration)
         if (
             size < WARM_UP_LARGEST and 16 * duration < seconds / 4

@@ -6,13 +6,14 @@ is lost: kernels are chosen and caches filled for which the first microbatch wou
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from hetpeer.stages.block.block import Block, backpropagate
+from hetpeer.stages.block.processor_quota import quota, stopwatch
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW
 from hetpeer.stages.graph.interpreter import SYMBOLS
@@ -25,7 +26,8 @@ ENOUGH_S = 0.5
 
 
 def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.device) -> float:
-    """Seconds of forward and backward of one full microbatch on made-up tensors: the fastest of a few runs.
+    """Seconds of forward and backward of one full microbatch on made-up tensors: the fastest of a few runs,
+    as the processor quota lets them follow one another (processor_quota.py).
 
     A slower run shows what else the machine did, and a peer that seems slow is not asked again. It takes as
     much memory as a microbatch in training plus the block's parameters, and leaves none behind. Raises as
@@ -37,10 +39,11 @@ def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.devic
     full = spec.at(spec.batch)
     inputs = {name: _made_up(one, device).requires_grad_(one.grad) for name, one in full.inputs.items()}
     data = {name: _made_up(one, device) for name, one in full.data.items()}
+    processors = math.inf if device.type == "cuda" else quota()
     leaves = [tensor for tensor in (*inputs.values(), *parameters.values()) if tensor.requires_grad]
 
     def run() -> float:
-        began = time.perf_counter()
+        taken_s = stopwatch(processors)
         outputs = block.forward(inputs, data, spec.batch, Pass(ANY_DRAW))
         roots = [outputs[name] for name, one in full.outputs.items() if one.grad]
         seeds = [torch.ones_like(root) for root in roots]
@@ -48,7 +51,7 @@ def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.devic
             backpropagate(roots, leaves, seeds)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        return taken_s()
 
     run()
     taken = [run()]
