@@ -63,6 +63,10 @@ class LinkNote(BaseModel):
     """Encoded bytes of the last bundle's gradient; 0: none yet."""
     ratio: Amount = 1.0
     """Bytes in memory over bytes sent."""
+    codec: Label = ""
+    """Codec of the last bundle; empty: the run's links do not adapt, or an older version."""
+    aim_s: Amount = 0.0
+    """Seconds that a bundle was to take at most; 0: not known."""
     saved_bytes: Count = 0
     path: Label = ""
     """`direct`, or `through` and the end of a relay's id."""

@@ -86,6 +86,7 @@ def peer(number: int, name: str) -> dict[str, Any]:
                 "trip_s": 0.042,
                 "ratio": 4.0,
                 "saved_bytes": 10**6,
+                "why": f"{name}: the line takes 0.4 s of 1.2 s a microbatch",
                 "path": f"through {name}",
             }
         ],

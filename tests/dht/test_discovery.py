@@ -215,6 +215,8 @@ def test_the_fullest_advert_fits_into_a_record(alice: Identity, rule: OwnerValid
         activation_bytes=1 << 30,
         gradient_bytes=1 << 30,
         ratio=99.25,
+        codec="topk-bf16",
+        aim_s=123.4567,
         saved_bytes=1 << 40,
         path="through " + "x" * 8,
     )

@@ -207,6 +207,28 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     assert [note.path for note in notes] == ["through he relay", "direct", "direct", "direct"]
 
 
+@pytest.mark.parametrize(
+    ("note", "why"),
+    [
+        (LinkNote(to="b"), ""),
+        (LinkNote(to="b", codec="none", rate=1e6), ""),
+        (LinkNote(to="b", codec="none", aim_s=1.2), "none: the line is not measured yet"),
+        (
+            LinkNote(to="b", codec="int8", aim_s=1.2, rate=1e6, activation_bytes=400_000),
+            "int8: the line takes 0.4 s of 1.2 s a microbatch",
+        ),
+        (
+            LinkNote(to="b", codec="topk-int4", aim_s=40.0, rate=1e6, gradient_bytes=40_000),
+            "topk-int4: the line takes 40 ms of 40 s a microbatch",
+        ),
+    ],
+)
+def test_why_a_link_has_its_codec(run: RunDirectory, note: LinkNote, why: str) -> None:
+    found = look(run, a=volunteer(0, 1, name="alpha", links=(note,)))
+    assert [link["why"] for peer in found.document()["peers"] for link in peer["links"]] == [why]
+    assert any(line.endswith(why) for line in lines(found) if line.startswith("link"))
+
+
 def test_what_a_peer_offers_before_it_has_a_place(run: RunDirectory) -> None:
     gib = 1 << 30
     gpu = {"memory_bytes": 21 * gib, "gpu_bytes": 42 * gib, "host_bytes": 12 * gib, "device": "2 x A10"}

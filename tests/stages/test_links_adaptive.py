@@ -3,6 +3,7 @@ free.
 """
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,16 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.link_book import EASE, LEAST, RECENT, LinkBook, PaceClaim
 from hetpeer.peer.transport.uplink import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
-from hetpeer.stages.links.adaptive_ratio import GENTLE, SLACK, coding_for, ratio_of, share_for, warmed_up
+from hetpeer.stages.links.adaptive_ratio import (
+    GENTLE,
+    SLACK,
+    STEADY,
+    coding_for,
+    ratio_of,
+    share_for,
+    steadied,
+    warmed_up,
+)
 from hetpeer.stages.links.codec import Codec
 from tests.stages.aims import target_of
 
@@ -90,6 +100,47 @@ def test_precision_that_buys_no_time_is_not_given_up():
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "ratio", "codec"),
+    [
+        ("int8", 4.2, "int8"),
+        ("int8", 4.8, "int4"),
+        ("int4", 3.7, "int4"),
+        ("int4", 3.4, "int8"),
+        ("none", 1.1, "none"),
+        ("none", 1.2, "bf16"),
+        ("bf16", 0.5, "none"),
+        ("int4", 8.0, "int4"),
+        ("int4", 40.0, "topk-int4"),
+        ("topk-int4", 7.0, "topk-int4"),
+        ("topk-int4", 4.5, "int4"),
+        ("none", 12.0, "topk-int4"),
+    ],
+)
+def test_a_codec_stays_while_noise_may_explain_another_ratio(before: str, ratio: float, codec: str) -> None:
+    limit = Codec.of("topk-int4")
+    found = steadied(Codec.of(before), limit, ratio, 100.0)
+    assert str(found.codec) == codec
+    if codec == "topk-int4":
+        assert ratio / 1.01 <= 4.0 / found.codec.cost(found.share) <= max(ratio, 7.54) * 1.01
+
+
+@given(st.lists(st.floats(1 / math.sqrt(STEADY), math.sqrt(STEADY)), min_size=2, max_size=30))
+def test_noise_does_not_make_a_codec_flap(noise: list[float]) -> None:
+    """At most one change follows, wherever the true ratio lies: that from no codec."""
+    limit = Codec.of("topk-int4")
+    for ratio in (1.0, 1.98, 3.97, 5.0, 7.53, 20.0):
+        chosen = [Codec()]
+        for factor in noise:
+            chosen.append(steadied(chosen[-1], limit, max(ratio * factor, 1.0), 100.0).codec)
+        assert sum(one != other for one, other in pairwise(chosen)) <= 1
+
+
+def test_noise_is_no_reason_to_go_beyond_the_bound() -> None:
+    """The largest ratio has risen no further than to 4 in a warm-up, or the author allows no more."""
+    assert str(steadied(Codec.of("topk-int4"), Codec.of("topk-int4"), 3.9, 3.9).codec) == "int8"
+
+
 def test_nothing_known_nothing_shrunk():
     assert target_of([], [1.0], 100.0) == 0.0
     assert ratio_of(5.0, 0.0, 100.0) == 1.0
@@ -111,6 +162,73 @@ def test_only_slow_links_are_shrunk():
     far = links.coding("far", MIB, 4.0, gradient=False)
     assert far == coding_for(SPARSE, 10.0)
     assert links.paced().links == pytest.approx({"near": 0.01, "far": 1.0})
+
+
+def test_a_rate_that_falls_by_ten_is_answered_at_once_and_noise_is_not() -> None:
+    links = book()
+    links.target = 0.1
+    said = []
+    for rate in (5.2, 4.9, 5.2, 4.9, 0.5, 5.2):
+        links.measured("far", rate * MIB, 0.1)
+        said.append(str(links.coding("far", MIB, 4.0, gradient=False).codec))
+    assert said == ["int8", "int8", "int8", "int8", "topk-int8", "int8"]
+    assert links.links["far"].codec == "int8"
+    assert links.links["far"].aim_s == 0.1
+
+
+def test_an_unknown_line_and_tensors_without_floats_are_left_as_they_are() -> None:
+    links = book()
+    links.target = 0.1
+    assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "none"
+    links.measured("far", MIB / 10, 0.1)
+    assert str(links.coding("far", MIB, 0.0, gradient=False).codec) == "none"
+    assert links.links["far"].codec == "none", "integers are no sign of a fast line"
+
+
+def full_uplink(links: LinkBook, rate: float) -> None:
+    """Let two links be busy until their common rate, in bytes/s, is known."""
+    for window in range(KNOWN):
+        for arrival in range(ARRIVALS + 1):
+            now = WINDOW_S * (window + arrival / ARRIVALS)
+            links.outflow.look(now, SEVERAL, round(rate * now), 2 * MIB, 0.01)
+
+
+def test_a_place_in_the_middle_sends_both_ways_over_one_line() -> None:
+    """Each link alone has all of the line; a microbatch takes an activation and a gradient up."""
+    links = book()
+    links.target = 0.5
+    for peer in ("next", "before"):
+        links.measured(peer, MIB, 0.1)
+    first = links.coding("next", 2 * MIB, 4.0, gradient=False)
+    assert first == coding_for(SPARSE, 4.0, rounded=8.0)
+    full_uplink(links, MIB)
+    assert links.coding("next", 2 * MIB, 4.0, gradient=False) == first, "nothing goes back yet"
+    links.coding("before", 2 * MIB, 4.0, gradient=True)
+    both = [
+        links.coding("next", 2 * MIB, 4.0, gradient=False),
+        links.coding("before", 2 * MIB, 4.0, gradient=True),
+    ]
+    assert [4.0 / one.codec.cost(one.share) for one in both] == pytest.approx([8.0, 8.0], rel=0.05)
+    assert links.paced().links == pytest.approx({"next": 4.0, "before": 4.0}, rel=0.05)
+
+
+def test_two_far_lines_that_are_full_together_are_no_slower_for_it() -> None:
+    links = book()
+    links.target = 0.5
+    for peer in ("next", "before"):
+        links.measured(peer, MIB, 0.1)
+    full_uplink(links, 2 * MIB)
+    for peer in ("next", "before"):
+        links.coding(peer, 2 * MIB, 4.0, gradient=peer == "before")
+    assert links.paced().links == pytest.approx({"next": 2.0, "before": 2.0}, rel=0.05)
+
+
+def test_an_evaluation_is_no_sign_of_what_a_link_takes() -> None:
+    links = book()
+    links.sent("far", MIB, MIB // 8, gradient=False)
+    links.sent("far", MIB, MIB, gradient=False, evaluated=True)
+    far = links.links["far"]
+    assert (far.ratio, far.activation_bytes, far.raw_bytes) == (8.0, MIB // 8, 2 * MIB)
 
 
 def test_the_ratio_of_a_link_is_that_of_its_last_bundles():

@@ -164,6 +164,8 @@ def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], PeerPath 
             activation_bytes=figures.activation_bytes,
             gradient_bytes=figures.gradient_bytes,
             ratio=round(figures.ratio, 2),
+            codec=figures.codec,
+            aim_s=round(figures.aim_s, 4),
             saved_bytes=max(figures.raw_bytes - figures.sent_bytes, 0),
             path=str(path(peer) or ""),
         )

@@ -16,7 +16,15 @@ from statistics import fmean, median, pstdev
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.uplink import UplinkRate
-from hetpeer.stages.links.adaptive_ratio import SLACK, AdaptiveRatio, coding_for, gentler, ratio_of
+from hetpeer.stages.links.adaptive_ratio import (
+    LEAST_SHARE,
+    SLACK,
+    AdaptiveRatio,
+    coding_for,
+    gentler,
+    ratio_of,
+    steadied,
+)
 from hetpeer.stages.links.codec import Codec
 
 EASE = 0.9
@@ -74,6 +82,10 @@ class LinkFigures:
     """The last activation sent, as it was written."""
     gradient_bytes: int = 0
     """Bytes of the last gradient sent, as it was written."""
+    codecs: dict[bool, Codec] = field(default_factory=dict)
+    """Is gradient → codec of the last one, if the run's links adapt."""
+    aim_s: float = 0.0
+    """Seconds that a bundle was to take at most; 0: not known."""
     bundle_bytes: int = 0
     """The largest bundle sent so far, as it lies in memory."""
     raw_bytes: int = 0
@@ -85,8 +97,13 @@ class LinkFigures:
 
     @property
     def seconds(self) -> float:
-        """Seconds to send the largest bundle uncompressed; 0 if the rate is unknown."""
+        """Seconds to send the largest bundle uncompressed, alone; 0 if the rate is unknown."""
         return self.bundle_bytes / self.rate if self.rate else 0.0
+
+    @property
+    def codec(self) -> str:
+        """The coarsest codec in use there; empty if the run's links do not adapt."""
+        return str(min(self.codecs.values(), key=lambda one: one.cost(LEAST_SHARE))) if self.codecs else ""
 
     @property
     def ratio(self) -> float:
@@ -117,6 +134,8 @@ class LinkBook:
         """Bytes of all bundles sent so far to all peers, as they lie in memory."""
         self.sent_bytes = 0
         """Bytes of the same bundles as they were written."""
+        self._largest = {False: 0, True: 0}
+        """Is gradient → bytes of the largest bundle for any peer, as it lies in memory."""
         self._computing: dict[str, deque[float]] = {}
         self._claim = PaceClaim()
         self._past: set[str] = set()
@@ -176,36 +195,54 @@ class LinkBook:
         return sum(map(self._typical, WORK))
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> AdaptiveRatio:
-        """Codec and ratio of the next bundle for `peer`; `nbytes` in memory, `width` bytes of a float."""
+        """Codec and ratio of the next bundle for `peer`; `nbytes` in memory, `width` bytes of a float (0: it
+        has none).
+        """
         link = self._link(peer)
         link.bundle_bytes = max(link.bundle_bytes, nbytes)
+        self._largest[gradient] = max(self._largest[gradient], nbytes)
         limit = self._backward if gradient else self._forward
-        if limit.values is None:
+        if limit.values is None or not width:
             return AdaptiveRatio(Codec())
         most = self._settings.ratio_in(self.batch)
         if not self._settings.adaptive:
             return coding_for(limit, most, width)
-        seconds = nbytes / link.rate if link.rate else 0.0
-        aim = self.target or self.computing
-        if not aim:
-            return AdaptiveRatio(Codec())
-        needed = ratio_of(seconds, max(aim, WORTH_S), most)
-        return coding_for(limit, needed, width, ratio_of(seconds, max(SLACK * aim, WORTH_S), most))
+        link.aim_s = aim = self.target or self.computing
+        seconds = self._line_s(link, nbytes) if aim else 0.0
+        needed, rounded = (ratio_of(seconds, max(goal, WORTH_S), most) for goal in (aim, SLACK * aim))
+        found = steadied(link.codecs.get(gradient, Codec()), limit, needed, most, width, rounded)
+        link.codecs[gradient] = found.codec
+        return found
+
+    def _line_s(self, link: LinkFigures, nbytes: int) -> float:
+        """Seconds of the line for a bundle of `nbytes`; 0: its rate is unknown.
+
+        Between two stages each microbatch takes an activation and a gradient up one line, which a link's own
+        rate does not show. If the line is known to be slower than both links one by one, each bundle has the
+        time of both.
+        """
+        alone, uplink = nbytes / link.rate if link.rate else 0.0, self.outflow.seen
+        if not alone or not uplink or not all(self._largest.values()):
+            return alone
+        return max(alone, sum(self._largest.values()) / uplink)
 
     def squeezes(self, peer: str) -> bool:
         """Whether the line to `peer` is slow enough for time to be spent on fewer bytes."""
         return self._link(peer).rate < SQUEEZE_BELOW
 
-    def sent(self, peer: str, raw: int, nbytes: int, *, gradient: bool) -> None:
-        """A bundle of `raw` bytes left as `nbytes`."""
+    def sent(self, peer: str, raw: int, nbytes: int, *, gradient: bool, evaluated: bool = False) -> None:
+        """A bundle of `raw` bytes left as `nbytes`. One of an evaluation is never compressed, and no sign of
+        what others will take.
+        """
         link = self._link(peer)
-        if gradient:
-            link.gradient_bytes = nbytes
-        else:
-            link.activation_bytes = nbytes
         link.raw_bytes += raw
         link.sent_bytes += nbytes
-        link.recent.append((raw, nbytes))
+        if not evaluated:
+            if gradient:
+                link.gradient_bytes = nbytes
+            else:
+                link.activation_bytes = nbytes
+            link.recent.append((raw, nbytes))
         self.raw_bytes += raw
         self.sent_bytes += nbytes
 
@@ -215,7 +252,11 @@ class LinkBook:
         computing = self._claim.say(done, self.computing)
         if self._claim.idle:
             self._past.update(WORK)
-        known = {peer: min(link.seconds, m.FASTEST) for peer, link in self.links.items() if link.rate}
+        known = {
+            peer: min(self._line_s(link, link.bundle_bytes), m.FASTEST)
+            for peer, link in self.links.items()
+            if link.rate
+        }
         return m.Paced(computing=computing, links=known, uplink=self.reducing.rate, coordinate=coordinate)
 
     def keep_only(self, peers: frozenset[str]) -> None:

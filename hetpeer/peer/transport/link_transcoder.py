@@ -79,7 +79,8 @@ class LinkTranscoder:
             coding = self._codings.setdefault((step, head.id, border, gradient), coding)
         evaluated = head.id >= self._schema.microbatches  # of the model as it is exported: without cuts
         if evaluated or coding.codec.values is None or not layout.width:
-            self._book.sent(peer, layout.nbytes, layout.nbytes, gradient=gradient)
+            size = layout.nbytes
+            self._book.sent(peer, size, size, gradient=gradient, evaluated=evaluated)
             self._book.computed("encode", 0.0)
             self._send(peer, head, tensor)
             return None

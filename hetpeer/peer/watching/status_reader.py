@@ -30,6 +30,7 @@ from hetpeer.dht.discovery import LEFT
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.limits.amounts import block_list
+from hetpeer.peer.watching.codec_reason import codec_reason
 from hetpeer.peer.watching.plan_status import plan_status
 from hetpeer.peer.watching.swarm_status import (
     BlockRow,
@@ -307,6 +308,7 @@ def _peer_row(peer: str, advert: Advert, closed: set[str], departures: int | Non
                 bytes_per_second=n.rate,
                 ratio=n.ratio,
                 saved_bytes=n.saved_bytes,
+                why=codec_reason(n),
                 trip_s=n.trip_s,
                 path="punched" if n.path == "direct" and {n.to, peer[-8:]} <= closed else n.path,
             )

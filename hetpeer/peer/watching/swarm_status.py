@@ -65,6 +65,8 @@ class LinkRow:
     ratio: float
     """Compression: size in memory over size sent."""
     saved_bytes: int
+    why: str
+    """Choice of the codec, in words (`codec_reason`); empty: the run's links do not adapt."""
     trip_s: float
     """Best round trip in seconds; 0: unknown."""
     path: str

@@ -25,6 +25,8 @@ A link as slow as the work would be hidden only if nothing ever varied: with 0.2
 delay, four stages then take 1.28 times the work of 64 microbatches, and 1.18 times at half. Rounding for that
 costs next to nothing; leaving out elements does, so it goes no further than the target.
 """
+STEADY = 1.15
+"""Factor by which a wanted ratio may change without a change of codec: rates are measured with noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,26 @@ def gentler(limit: Codec) -> tuple[Codec, ...]:
         return ()
     names = (*limit.values.gentler, limit.values.name)
     return tuple(Codec(VALUE_CODECS[name]) for name in names)
+
+
+def steadied(
+    before: Codec, limit: Codec, ratio: float, most: float, width: float = 4.0, rounded: float = 0.0
+) -> AdaptiveRatio:
+    """The encoding of `coding_for`, but in `before`, the link's last codec, if noise may explain the change.
+
+    `before` stays while ratios up to STEADY times larger or smaller, none above `most`, would choose it.
+
+    steadied(int8, int4, ratio=4.2, most=100.0)  # int8, as for 4.2 / STEADY
+    """
+    found = coding_for(limit, ratio, width, rounded)
+    order = (Codec(), *gentler(limit), limit)
+    first, last = (
+        order.index(coding_for(limit, min(factor * ratio, most), width, min(factor * rounded, most)).codec)
+        for factor in (1 / STEADY, STEADY)
+    )
+    if before == found.codec or not first <= order.index(before) <= last:
+        return found
+    return AdaptiveRatio(before, share_for(before, ratio, width) if before.sparse else 1.0)
 
 
 def share_for(codec: Codec, ratio: float, width: float = 4.0) -> float:

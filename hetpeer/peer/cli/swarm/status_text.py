@@ -277,4 +277,6 @@ def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
                 facts.append(f"{1e3 * link.trip_s:.0f} ms there and back")
             if link.saved_bytes:
                 facts.append(f"{link.ratio:.1f} times smaller, {bytes_text(link.saved_bytes)} saved")
+            if link.why:
+                facts.append(link.why)
             yield f"{name_of(row)} → {name_at(link.to, names)}", ", ".join(facts) or "not measured yet"

@@ -200,6 +200,7 @@ export function links({ status }) {
       link.bytes_per_second ? rate(link.bytes_per_second) : "",
       link.trip_s ? `${(1e3 * link.trip_s).toFixed(0)} ms` : "",
       link.ratio > 1 ? `${link.ratio.toFixed(1)}×` : "",
+      link.why,
       link.saved_bytes ? bytes(link.saved_bytes) : "",
       way(link.path, names),
     ],
