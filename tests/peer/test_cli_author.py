@@ -17,6 +17,7 @@ from hetpeer.bootstrap.run.settings import (
     LinkSettings,
     Outer,
     checked_share,
+    widest_codec,
 )
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
@@ -238,6 +239,40 @@ def test_strangers_are_checked_unless_their_author_says_otherwise(
     assert (
         checked_share(spot_checks, admission, LinkSettings(), unchecked=unchecked, grouped=grouped) == share
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "grouped", "codec"),
+    [
+        ((None, False), "open", False, "int8"),
+        ((None, True), "open", False, "topk-int4"),
+        ((None, False), "invited", False, "topk-int4"),
+        ((0.1, False), "invited", False, "int8"),
+        ((None, True), "open", True, "topk-int4"),
+    ],
+)
+def test_an_automatic_codec_is_the_strongest_that_checks_allow(
+    asked: tuple[float | None, bool], policy: str, grouped: bool, codec: str
+) -> None:
+    spot_checks, unchecked = asked
+    admission = AdmissionSettings(policy=policy)
+    found = widest_codec(admission, spot_checks, unchecked=unchecked, grouped=grouped)
+    assert found == codec
+    checked_share(spot_checks, admission, LinkSettings(codec=found), unchecked=unchecked, grouped=grouped)
+
+
+def test_an_automatic_codec_is_not_the_same_everywhere(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="--uniform") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", "--codec", "auto", "--uniform")
+    assert caught.value.code == "HP-RUN-001"
+
+
+def test_an_automatic_codec_stands_in_the_manifest_by_its_name(tmp_path: Path) -> None:
+    model, text = make_author(tmp_path / "author"), tmp_path / "author" / "text.txt"
+    options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --unchecked --codec auto --ratio 20"
+    run_command("init", tmp_path / "run", "--model", model, "--data", text, *options.split())
+    links = RunDirectory.open(tmp_path / "run").manifest.links
+    assert (links.codec, links.ratio, links.adaptive) == ("topk-int4", 20.0, True)
 
 
 @pytest.mark.parametrize(

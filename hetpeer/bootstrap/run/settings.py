@@ -178,6 +178,21 @@ def checked_share(
     raise LocalError("HP-RUN-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
+AUTO: Final = "auto"
+"""Stands for the codec that `widest_codec` names."""
+
+
+def widest_codec(admission: AdmissionSettings, asked: float | None, *, unchecked: bool, grouped: bool) -> str:
+    """Strongest codec that links of a new run may choose from: `int8` where work is checked.
+
+    Two volunteers that compute the same must send nearly the same then. Raises as `checked_share` does, whose
+    arguments these are.
+    """
+    links = LinkSettings(codec="int8")
+    share = checked_share(asked, admission, links, unchecked=unchecked, grouped=grouped)
+    return "int8" if share else "topk-int4"
+
+
 class Outer(ManifestPart):
     """Outer optimizer: Nesterov momentum on averaged results (DiLoCo; averaging/optim/outer_optimizer.py)."""
 

@@ -177,7 +177,10 @@ def init(
     ] = None,
     codec: Annotated[
         str,
-        typer.Option(help="Strongest compression on slow links: {codecs}."),
+        typer.Option(
+            help="Strongest compression on slow links: {codecs}; auto: the strongest that the run's checks "
+            "allow. Each link takes the gentlest that saves time."
+        ),
     ] = "none",
     backward_codec: Annotated[
         str | None, typer.Option(help="The same for gradients (default: as --codec).")
@@ -322,6 +325,7 @@ def init(
     from hetpeer.bootstrap.authoring.run_data import DataOptions
     from hetpeer.bootstrap.run.manifest import validated
     from hetpeer.bootstrap.run.settings import (
+        AUTO,
         SPARSE_OUTER,
         AdmissionSettings,
         AveragingSettings,
@@ -331,6 +335,7 @@ def init(
         checked_share,
         parameter_group,
         sparse_fault,
+        widest_codec,
     )
     from hetpeer.dht.base.errors import ExitCode, LocalError
     from hetpeer.peer.cli.author.init_summary import summary
@@ -402,7 +407,19 @@ def init(
             exit_code=ExitCode.CONFIG,
         )
     admitted = chosen(AdmissionSettings, policy=admission)
-    links = chosen(LinkSettings, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec)
+    if codec == AUTO:
+        if uniform:
+            raise LocalError(
+                "HP-RUN-001",
+                "--codec auto does not go with --uniform",
+                why="one chooses for each link, the other compresses all alike",
+                fix="leave one of them out",
+                exit_code=ExitCode.CONFIG,
+            )
+        codec = widest_codec(admitted, spot_checks, unchecked=unchecked, grouped=mode is Mode.GROUPED)
+    links = chosen(
+        LinkSettings, codec=codec, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec
+    )
     share = checked_share(spot_checks, admitted, links, unchecked=unchecked, grouped=mode is Mode.GROUPED)
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     options = DataOptions(
