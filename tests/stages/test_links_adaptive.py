@@ -185,6 +185,21 @@ def test_an_unknown_line_and_tensors_without_floats_are_left_as_they_are() -> No
     assert links.links["far"].codec == "none", "integers are no sign of a fast line"
 
 
+def test_before_a_link_is_measured_the_uplink_counts_that_the_volunteer_offers() -> None:
+    """Otherwise the first bundles of a run go uncompressed over the slowest lines."""
+    links = LinkBook(LinkSettings(codec="topk-int8"), MIB / 10)
+    assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "none", "nothing was computed yet"
+    links.computed("forward", 0.5)
+    assert links.coding("far", MIB, 4.0, gradient=False) == coding_for(SPARSE, 10.0 / 1.5)
+    links.computed("backward", 2.0)
+    assert links.coding("far", MIB, 4.0, gradient=False) == coding_for(SPARSE, 10.0 / 2.5, rounded=8.0)
+    links.coding("before", MIB, 4.0, gradient=True)
+    assert links.coding("far", MIB, 4.0, gradient=False) == coding_for(SPARSE, 20.0 / 2.5)
+    assert links.paced().links == {}, "the coordinator hears of measured links only"
+    links.measured("far", MIB, 0.1)
+    assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "none"
+
+
 def full_uplink(links: LinkBook, rate: float) -> None:
     """Let two links be busy until their common rate, in bytes/s, is known."""
     for window in range(KNOWN):

@@ -121,7 +121,7 @@ class Volunteer:
             self._tasks.spawn, name="volunteer's work"
         )
         self._store = TensorStore(compute.arena, SpillFile(home.path, compute.exchange.share))
-        self.links = LinkBook(self._manifest.links)
+        self.links = LinkBook(self._manifest.links, offer.uplink)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
         self._steps = StepDriver(
             self.member,

@@ -113,16 +113,20 @@ class LinkFigures:
 
 
 class LinkBook:
-    """The links of one volunteer. `settings` are those of the run."""
+    """The links of one volunteer. `settings` are those of the run.
 
-    def __init__(self, settings: LinkSettings) -> None:
+    `offered`: bytes/s of the uplink as it was measured before the first place; 0: unknown. It stands for all
+    rates that are not known yet.
+    """
+
+    def __init__(self, settings: LinkSettings, offered: float = 0.0) -> None:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
         self.batch = 0
         """Batch of the step that began last: the largest ratio may depend on it."""
         self.outflow, self.reducing = UplinkRate(), UplinkRate()
         """Rates of all links together: always, and during reduces, when they likely wait for our uplink."""
-        self._settings = settings
+        self._settings, self._offered = settings, offered
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)
         self._reduce = Codec.of(settings.reduce)
@@ -194,6 +198,11 @@ class LinkBook:
         """Seconds of a microbatch here, forward and backward, when nothing else happens."""
         return sum(map(self._typical, WORK))
 
+    @property
+    def _own_s(self) -> float:
+        """`computing`, or its guess before the first backward, which takes twice as long as a forward."""
+        return self.computing if self._computing.get("backward") else 3 * self._typical("forward")
+
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> AdaptiveRatio:
         """Codec and ratio of the next bundle for `peer`; `nbytes` in memory, `width` bytes of a float (0: it
         has none).
@@ -207,7 +216,7 @@ class LinkBook:
         most = self._settings.ratio_in(self.batch)
         if not self._settings.adaptive:
             return coding_for(limit, most, width)
-        link.aim_s = aim = self.target or self.computing
+        link.aim_s = aim = self.target or self._own_s
         seconds = self._line_s(link, nbytes) if aim else 0.0
         needed, rounded = (ratio_of(seconds, max(goal, WORTH_S), most) for goal in (aim, SLACK * aim))
         found = steadied(link.codecs.get(gradient, Codec()), limit, needed, most, width, rounded)
@@ -221,8 +230,10 @@ class LinkBook:
         rate does not show. If the line is known to be slower than both links one by one, each bundle has the
         time of both.
         """
-        alone, uplink = nbytes / link.rate if link.rate else 0.0, self.outflow.seen
-        if not alone or not uplink or not all(self._largest.values()):
+        rate = link.rate or self._offered
+        uplink = self.outflow.seen if link.rate else self._offered
+        alone = nbytes / rate if rate else 0.0
+        if not uplink or not all(self._largest.values()):
             return alone
         return max(alone, sum(self._largest.values()) / uplink)
 
