@@ -37,7 +37,7 @@ def package_texts(nbytes: int) -> Iterator[str]:
     """
     import torch  # the folder in which it is installed has the others
 
-    packages, left = Path(torch.__file__).parents[1], nbytes
+    packages, left = Path(torch.__file__).resolve().parents[1], nbytes
     paths = (path for path in packages.rglob("*") if path.suffix in SUFFIXES and path.is_file())
     named = {path.relative_to(packages).as_posix(): path for path in paths}
     for name in sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest()):

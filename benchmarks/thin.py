@@ -3,9 +3,13 @@
 A GPT in four stages on the texts of the installed packages (byte-level BPE), in one process that computes
 what a swarm computes: each border writes and reads activations and gradients with the product's own codecs,
 and evaluations travel as they are. All ways see the same tokens in the same order. The default sizes are
-those of the goal; the options of a smaller study are in its result.
+those of the goal; the options of a smaller study are in its result. `--only images` is the same for image
+models (thin_images.py).
+
+With `--keep FOLDER` a run that is cut goes on where it was, and `--within 0` tells what is there.
 
     python -m benchmarks.thin --width 192 --layers 4 --steps 600
+    python -m benchmarks.thin --only images
 """
 
 from __future__ import annotations
@@ -16,20 +20,36 @@ import math
 import statistics
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import report
+from benchmarks import report, thin_images
 from benchmarks.byte_pairs import byte_level_bpe, package_texts
+from benchmarks.kept_rows import KeptRows, Row, commits
 from benchmarks.thin_ways import FLOAT_BYTES, Wire, way
 from hetpeer.examples.gpt import GPT
 
 STAGES, HELD_OUT = 4, 128
+SIZES = {
+    "width": 384,
+    "layers": 6,
+    "heads": 6,
+    "context": 64,
+    "vocabulary": 1024,
+    "batch": 4,
+    "steps": 1000,
+    "warmup": 30,
+    "every": 250,
+    "megabytes": 8,
+}
+"""Default sizes: those of the goal."""
 GOALS = ((32.0, 0.01), (100.0, 0.03))
 """Times fewer bytes, and what the held-out loss may be higher by."""
 CASES: tuple[tuple[str, int, str], ...] = (
@@ -69,7 +89,7 @@ def train(case: tuple[str, int, str], data: Tensor, seed: int, options: argparse
     ends = [options.layers * stage // STAGES - 1 for stage in range(1, STAGES)]
     wire = Wire(codec)
     trained = way(name, model, ends, wire, options.width // less, seed)
-    optimizer = torch.optim.AdamW(trained.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(trained.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     draw, border = torch.Generator().manual_seed(seed), len(data) * 9 // 10
 
     def samples(low: int, high: int, count: int) -> tuple[Tensor, Tensor]:
@@ -113,25 +133,30 @@ def train(case: tuple[str, int, str], data: Tensor, seed: int, options: argparse
     }
 
 
-def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, each against `as it is`, and the goals."""
-    by_case: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+def judged(rows: list[Row]) -> dict[str, Any]:
+    """Means over seeds, each against `as it is` with the same seeds, and the goals."""
+    by_case: dict[tuple[str, int, str], dict[int, Row]] = {}
     for row in rows:
-        by_case.setdefault((row["way"], row["width_over_rank"], row["codec"]), []).append(row)
-    losses = {case: statistics.fmean(row["loss"] for row in own) for case, own in by_case.items()}
-    plain = losses[CASES[0]]
-    table = [
-        {
-            "way": case[0],
-            "width_over_rank": case[1],
-            "codec": case[2],
-            "fewer": own[0]["fewer"],
-            "loss": losses[case],
-            "worse": losses[case] / plain - 1,
-            "parameters": own[0]["parameters"],
-        }
-        for case, own in by_case.items()
-    ]
+        by_case.setdefault((row["way"], row["width_over_rank"], row["codec"]), {})[row["seed"]] = row
+    plain = by_case.get(CASES[0], {})
+    table = []
+    for case, own in by_case.items():
+        both = [seed for seed in own if seed in plain]
+        if not both:
+            continue
+        first = next(iter(own.values()))
+        table.append(
+            {
+                "way": case[0],
+                "width_over_rank": case[1],
+                "codec": case[2],
+                "fewer": first["fewer"],
+                "loss": statistics.fmean(own[seed]["loss"] for seed in both),
+                "worse": statistics.fmean(own[seed]["loss"] / plain[seed]["loss"] - 1 for seed in both),
+                "parameters": first["parameters"],
+                "seeds": len(both),
+            }
+        )
     met = {
         f"≥ {fewer:g} times fewer bytes at ≤ +{worse:.0%}": any(
             row["way"] == "bottleneck" and row["fewer"] >= fewer and row["worse"] <= worse for row in table
@@ -145,48 +170,110 @@ def show(figures: dict[str, Any]) -> None:
     for row in figures["table"]:
         of = f"{row['way']} 1/{row['width_over_rank']} {row['codec']}"
         print(
-            f"{of:40} {row['fewer']:7.1f} times fewer  loss {row['loss']:.4f} ({row['worse']:+.2%})  "
-            f"{row['parameters'] / 1e6:.2f} M parameters"
+            f"{of:40} {row['fewer']:7.1f} times fewer  loss {row['loss']:.4f} ({row['worse']:+.2%}, "
+            f"{row['seeds']} seeds)  {row['parameters'] / 1e6:.2f} M parameters"
         )
     report.show_goals(figures["goals"])
 
 
-def main() -> int:
-    parser = report.parser(__doc__ or "")
-    for name, value in (
-        ("width", 384),
-        ("layers", 8),
-        ("heads", 6),
-        ("context", 128),
-        ("vocabulary", 2048),
-        ("batch", 16),
-        ("steps", 1000),
-        ("warmup", 30),
-        ("every", 100),
-        ("megabytes", 24),
-        ("seeds", 1),
-        ("jobs", 1),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument(
-        "--only", action="append", help="cases with this in their name, as 'bottleneck 16 int8'; repeatable"
-    )
-    options = parser.parse_args()
-    data = corpus(options)
-    asked = options.only or [""]
-    named = {case: " ".join(map(str, case)) for case in CASES}
-    wanted = [case for case in CASES if case == CASES[0] or any(one in named[case] for one in asked)]
-    seeds = range(options.seed, options.seed + options.seeds)
+def unless_late(deadline: float, work: Callable[..., Row], arguments: Sequence[Any]) -> Row | None:
+    """A row, or None after `deadline` (seconds since the epoch): what has begun ends."""
+    return None if time.time() >= deadline else work(*arguments)
+
+
+def rows_of(
+    options: argparse.Namespace, asked: Sequence[tuple[dict[str, Any], Callable[..., Row], Sequence[Any]]]
+) -> list[Row]:
+    """A row for each of (what is asked, function, arguments), from the folder or measured now."""
+    kept = KeptRows(options.keep)
+    rows = [kept.get(what) for what, _, _ in asked]
+    deadline = time.time() + 60 * options.within
     with ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        runs = [pool.submit(train, case, data, seed, options) for case in wanted for seed in seeds]
+        runs: dict[Future[Row | None], int] = {
+            pool.submit(unless_late, deadline, work, arguments): place
+            for place, (_, work, arguments) in enumerate(asked)
+            if rows[place] is None
+        }
         for run in as_completed(runs):
             row = run.result()
-            print(json.dumps(row), file=sys.stderr, flush=True)
-    rows = [run.result() for run in runs]
-    figures = {"options": vars(options), "tokens": len(data), "rows": rows, **judged(rows)}
+            if row is not None:
+                rows[runs[run]] = row = row | {"commit": report.commit()}
+                kept.put(asked[runs[run]][0], row)
+                print(json.dumps(row), file=sys.stderr, flush=True)
+    return [row for row in rows if row is not None]
+
+
+def text_study(options: argparse.Namespace, only: Sequence[str]) -> int:
+    """All ways of a GPT, seed after seed."""
+    data = corpus(options)
+    named = {case: " ".join(map(str, case)) for case in CASES}
+    wanted = [case for case in CASES if case == CASES[0] or any(one in named[case] for one in only)]
+    sizes = {name: getattr(options, name) for name in (*SIZES, "learning_rate")} | {"tokens": len(data)}
+    rows = rows_of(
+        options,
+        [
+            (sizes | {"case": case, "seed": seed}, train, (case, data, seed, options))
+            for seed in range(options.seed, options.seed + options.seeds)
+            for case in wanted
+        ],
+    )
+    figures = {"options": _words(options), "tokens": len(data), "commits": commits(rows), "rows": rows}
+    figures |= judged(rows)
     figures["met"] = all(figures["goals"].values())
     return report.finish(f"thin-{options.width}-{options.steps}", figures, options, show)
+
+
+def image_study(options: argparse.Namespace) -> int:
+    """All ways of both image models, seed after seed."""
+    rows = rows_of(
+        options,
+        [
+            (
+                {"case": case, "seed": seed, "times": options.times},
+                thin_images.train,
+                (case, seed, options.times),
+            )
+            for seed in range(options.seed, options.seed + options.seeds)
+            for case in thin_images.CASES
+        ],
+    )
+    figures = {"options": _words(options), "commits": commits(rows), "rows": rows}
+    figures |= thin_images.judged(rows)
+    figures["met"] = all(figures["goals"].values())
+    return report.finish("thin-images", figures, options, thin_images.show)
+
+
+def _words(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that say what was measured."""
+    return {name: value for name, value in vars(options).items() if name not in ("keep", "within", "json")}
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--seeds", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a thread each (default: 1)")
+    parser.add_argument(
+        "--times", type=int, default=0, help="how often an image is seen (default: as needed)"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        help="images, or ways with this in their name, as 'bottleneck 16 int8'; repeatable",
+    )
+    parser.add_argument("--keep", type=Path, help="folder with each finished run")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="minutes after which no run begins (default: none)"
+    )
+    options = parser.parse_args()
+    only = options.only or ["", "images"]
+    ways = [one for one in only if one != "images"]
+    ends = [text_study(options, ways)] if ways else []
+    if "images" in only:
+        ends.append(image_study(options))
+    return max(ends)
 
 
 if __name__ == "__main__":
