@@ -1,8 +1,10 @@
 """Sparse outer updates compared with dense ones: bytes of an averaging, and loss after the same tokens.
 
-One process, no network: clusters take turns at batches of their own, with the product's outer rule and codec
-of movements. All ways see the same batches. `none` does not average at all, so it says whether the loss tells
-ways apart. Bytes are counted from the plan of an averaging at each member, without heads.
+One process, no network: clusters take turns at batches of their own, with the product's outer rule, codec and
+sum of movements. All ways see the same batches. The learning rate rises in the first steps, then falls to a
+tenth in a straight line. `none` does not average at all, so it says whether the loss tells ways apart. The
+loss is that of the first cluster's parameters, which a run would store. Bytes are counted from the plan of an
+averaging at each member, without heads.
 
     python -m benchmarks.sparse_outer
 """
@@ -30,9 +32,12 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.settings import SPARSE_OUTER
 from hetpeer.examples.gpt import GPT
 from hetpeer.stages.worker.holding.movement import CODEC
+from hetpeer.stages.worker.movement_sums import summed_movements
+from hetpeer.stages.worker.vector_sums import added_up
 
 CONTEXT, BATCH, HELD_OUT = 64, 16, 128
-WARM_UP = 20
+WARM_UP, FINAL = 20, 0.1
+"""Steps in which the learning rate rises, and the last one of its largest."""
 WAYS: Mapping[str, Mapping[str, Any] | None] = {
     "dense": {"learning_rate": 0.7, "momentum": 0.9},
     "dense, no momentum": {"learning_rate": 1.0, "momentum": 0.0},
@@ -72,11 +77,11 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1
+            self.model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
         flat = self.parameters()
         if self.rule is not None:
-            names = ("outer_anchor", "outer_momentum", "outer_residual")
+            names = ("outer_anchor", "outer_momentum")
             self.state = {name: torch.zeros_like(flat) for name in names}
             self.rule.begin(parameters=flat, state=self.state)
 
@@ -84,10 +89,10 @@ class Cluster:
         """A copy of the parameters as one vector."""
         return parameters_to_vector(self.model.parameters()).detach().clone()
 
-    def train(self, data: Tensor, step: int) -> None:
-        """One batch."""
+    def train(self, data: Tensor, rate: float) -> None:
+        """One batch, at this learning rate."""
         for group in self.optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / WARM_UP)
+            group["lr"] = rate
         self.optimizer.zero_grad()
         self.model(*samples(data, BATCH, self.draw)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -121,13 +126,17 @@ def samples(data: Tensor, count: int, draw: torch.Generator) -> tuple[Tensor, Te
     return drawn[:, :-1], drawn[:, 1:]
 
 
+def scheduled(step: int, steps: int) -> float:
+    """The learning rate of a step, from 0, of its largest."""
+    return min(1.0, (step + 1) / WARM_UP) * (1.0 - (1.0 - FINAL) * step / steps)
+
+
 def average(clusters: list[Cluster]) -> None:
     """One averaging of all."""
     own = [one.parameters() for one in clusters]
     parts = [one.sends(parameters) for one, parameters in zip(clusters, own, strict=True)]
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total.add_(part)
+    sparse = clusters[0].rule is not None and clusters[0].rule.sparse
+    total = summed_movements(parts) if sparse else added_up(parts)
     for one, parameters, sent in zip(clusters, own, parts, strict=True):
         one.install(parameters, sent, total, 1 / len(clusters))
 
@@ -135,6 +144,7 @@ def average(clusters: list[Cluster]) -> None:
 def trained(data: Tensor, way: str, seed: int, options: Any) -> dict[str, Any]:
     """Held-out loss, averaging by averaging; of the first cluster where none averages."""
     settings, clusters = WAYS[way], list[Cluster]()
+    steps = options.averagings * options.interval
     border = len(data) * 9 // 10
     for number in range(options.clusters):
         torch.manual_seed(seed)
@@ -145,7 +155,7 @@ def trained(data: Tensor, way: str, seed: int, options: Any) -> dict[str, Any]:
     for outer in range(options.averagings):
         for one in clusters:
             for step in range(options.interval):
-                one.train(data[:border], outer * options.interval + step)
+                one.train(data[:border], options.rate * scheduled(outer * options.interval + step, steps))
         if settings is not None:
             average(clusters)
         with torch.no_grad():
@@ -177,6 +187,7 @@ def measure(options: Any) -> dict[str, Any]:
         "parameters": elements,
         "clusters": options.clusters,
         "interval": options.interval,
+        "rate": options.rate,
         "averagings": options.averagings,
         "tokens": options.clusters * options.interval * options.averagings * BATCH * CONTEXT,
         "bytes_a_member": sent,
@@ -216,7 +227,8 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--clusters", type=int, default=4)
     parser.add_argument("--interval", type=int, default=5)
-    parser.add_argument("--averagings", type=int, default=120)
+    parser.add_argument("--averagings", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=3e-3, help="largest learning rate (default: 0.003)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each way (default: 1)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--processes", type=int, default=2, help="runs at a time (default: 2)")

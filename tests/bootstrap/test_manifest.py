@@ -141,7 +141,7 @@ def test_movements_are_of_runs_in_which_all_clusters_have_one_anchor(
 ) -> None:
     fields = make_fields() | SPARSE
     manifest = validated(Manifest, fields)
-    assert manifest.optimizer_state[-3:] == ("outer_anchor", "outer_momentum", "outer_residual")
+    assert manifest.optimizer_state[-2:] == ("outer_anchor", "outer_momentum")
     assert not manifest.links.lossy
     if "blocks" in changes:
         changes = {"blocks": [*changes["blocks"], *fields["blocks"][1:]]}

@@ -117,7 +117,7 @@ SPARSE = (
 
 
 async def test_two_clusters_that_send_the_largest_of_what_they_have_moved(swarm: Swarm) -> None:
-    """The residual is in the checkpoint, one machine gets every bit, and parts are as small as said."""
+    """What is not sent is in the checkpoint, one machine gets every bit, and parts are as small as said."""
     volunteers = await clusters_of_two(swarm, "abcd", *SPARSE, ("--trace",), before="patient")
     await swarm.finished(swarm.children[0], *volunteers)
     all_batches_once(swarm)
@@ -127,10 +127,11 @@ async def test_two_clusters_that_send_the_largest_of_what_they_have_moved(swarm:
     )
     computed_again(swarm)
     store, stored = CheckpointStore(swarm.run, swarm.run.layouts()), swarm.records("checkpoint")[-1]
-    names = ("outer_anchor", "outer_momentum", "outer_residual")
     for block in range(len(swarm.run.manifest.blocks)):
-        kept = store.load_state(stored, block).optimizer
-        assert all(kept[name].any() for name in names), block
+        state = store.load_state(stored, block)
+        kept = state.optimizer
+        assert all(kept[name].any() for name in ("outer_anchor", "outer_momentum")), block
+        assert (state.parameters != kept["outer_anchor"]).any(), block
     sent = [
         event["args"]["bytes"]
         for event in perfetto(swarm.folder)["traceEvents"]
@@ -141,7 +142,7 @@ async def test_two_clusters_that_send_the_largest_of_what_they_have_moved(swarm:
 
 
 @pytest.mark.proof
-async def test_residuals_survive_a_killed_cluster(swarm: Swarm) -> None:
+async def test_sparse_updates_survive_a_killed_cluster(swarm: Swarm) -> None:
     """A new cluster begins with the checkpoint's anchor, that of all others in the next averaging."""
     volunteers = await clusters_of_two(swarm, "abcd", *SPARSE, steps=ENDLESS, checkpoint_every=4)
     await until(lambda: averaged(swarm, {0, 1}), "they have averaged", 100.0)

@@ -7,9 +7,9 @@ its *anchor*. If all clusters are in every group the two are the same. If not, d
 shrink from one averaging to the next as long as rate and momentum are those of a stable heavy ball
 (docs/averaging.md).
 
-With sparse updates (SparseLoCo, Sarfi et al., 2025) a cluster sends the largest elements of what it has
-moved. The rest is its *residual*, which it adds to its next movement. All clusters are in every group then,
-so their anchors have the same bits.
+With sparse updates (after SparseLoCo, Sarfi et al., 2025) a cluster sends a small part of what it has moved
+from its anchor. The rest stays in its own parameters, and is a part of its next movement. All clusters are in
+every group then, so their anchors have the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NesterovSettings(BaseModel):
     learning_rate: Annotated[float, Field(gt=0, le=2)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
     sparse: bool = False
-    """Whether clusters send only the largest elements of what they have moved."""
+    """Whether clusters send only a small part of what they have moved."""
 
 
 def outer_of(values: Settings) -> OuterNesterov:
@@ -66,11 +66,11 @@ class OuterNesterov:
                 self._step(parameters, state, part, state["outer_anchor"][part] - parameters[part])
 
     def moved(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The movement since the anchor, against the direction of training, and the rest of earlier ones:
-        a - p + r.
+        """The movement from the anchor, against the direction of training: a - p. What was not sent of it
+        in earlier averagings is still in it.
         """
         with torch.no_grad():
-            return (state["outer_anchor"] - parameters).add_(state["outer_residual"])
+            return state["outer_anchor"] - parameters
 
     def follow(
         self,
@@ -83,14 +83,18 @@ class OuterNesterov:
     ) -> None:
         """Turn `parameters` into the cluster's next ones, in place, and update all of `state`.
 
-        `sent` is what it has sent of `moved`; `total` · `share` is the mean of what all have sent.
+        `sent` is what it has sent of `moved`; `total` · `share` is the mean that counts
+        (stages/worker/movement_sums.py), 0 where nobody has sent anything. The anchor follows it. Where
+        nobody has sent anything the parameters keep their distance from the anchor. Where others have, and
+        not this cluster, they are on it. Where this cluster has, they are as far from it as the codec rounds.
         """
         share = float32(share)
-        moved = self.moved(parameters=parameters, state=state)
         with torch.no_grad():
-            torch.sub(moved, sent, out=state["outer_residual"])
             for part in _chunks(parameters):
+                rest = (state["outer_anchor"][part] - parameters[part]).sub_(sent[part])
+                rest.masked_fill_(sent[part].eq(0) & total[part].ne(0), 0.0)
                 self._step(parameters, state, part, total[part] * share)
+                parameters[part].sub_(rest)
 
     def _step(
         self, parameters: torch.Tensor, state: Mapping[str, torch.Tensor], part: slice, move: torch.Tensor

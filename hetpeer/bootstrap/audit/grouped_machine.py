@@ -25,6 +25,8 @@ from hetpeer.bootstrap.storage.checkpoints import initial_record
 from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.vector_commands import Install
+from hetpeer.stages.worker.movement_sums import summed_movements
+from hetpeer.stages.worker.vector_sums import added_up
 
 
 class GroupedMachine:
@@ -105,14 +107,12 @@ class GroupedMachine:
             ]
 
     def _average(self, group: int, orders: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Add up copies, block by block, one by one in the order that was signed."""
+        """Add up copies, block by block, in the order that was signed."""
         self._means[group] = []
         for block, order in enumerate(orders):
-            first, *others = (self._copies[cluster, version][block] for cluster, version in order)
-            total = first.clone()
-            for other in others:
-                total.add_(other)
-            self._means[group].append(total)
+            parts = [self._copies[cluster, version][block] for cluster, version in order]
+            add = summed_movements if self._run.manifest.links.sparse else added_up
+            self._means[group].append(add(parts))
         for cluster, version in {tuple(copy) for order in orders for copy in order}:
             self._add[cluster, version] -= 1
             if not self._add[cluster, version]:

@@ -194,7 +194,7 @@ class Manifest(ManifestPart):
         rule = self.training.optimizer
         of_mean = rule.keeps_of_mean if self.averaging is not None and self.averaging.corrected else ()
         outer = () if self.outer is None else self.outer.keeps
-        return rule.keeps + of_mean + outer + (("outer_residual",) if self.links.sparse else ())
+        return rule.keeps + of_mean + outer
 
     @property
     def upkeep(self) -> Upkeep:

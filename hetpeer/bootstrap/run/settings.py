@@ -205,7 +205,7 @@ class Outer(ManifestPart):
 
 
 SPARSE_OUTER: Final = {"learning_rate": 1.0, "momentum": 0.0}
-"""Usual settings with sparse updates: the residual takes the place of momentum (SparseLoCo)."""
+"""Usual settings with sparse updates: what was not sent takes the place of momentum (SparseLoCo)."""
 
 
 class AveragingSettings(ManifestPart):

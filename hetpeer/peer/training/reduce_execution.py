@@ -181,6 +181,7 @@ class ReduceExecution:
             begin=shard.begin,
             markings=markings,
             robust=step.group > 0 and self._schema.robust,
+            movements=step.group > 0 and self._codec.of_movements,
             closely=work.closely,
         )
         posted = self._posts.post(command, [*parts, total, written])

@@ -60,7 +60,7 @@ class OuterRule(Protocol):
         """Apply the rule in place; `parameters` are the mean."""
 
     def moved(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The movement since the last averaging, and the unsent rest of earlier movements."""
+        """The movement since the last averaging, and what was not sent of earlier movements."""
 
     def follow(
         self,

@@ -117,6 +117,8 @@ class SumVectors(Command[Summed], kind="sum"):
     """Find each part's digest as well."""
     robust: bool = False
     """Clip parts far from the others (vector_sums.py); the result is that mean times the number of parts."""
+    movements: bool = False
+    """The parts are of movements, most of which is not sent (movement_sums.py)."""
 
 
 class MarkSlot(Command[Marked], kind="mark_slot"):

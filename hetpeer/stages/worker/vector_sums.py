@@ -35,6 +35,7 @@ from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.holding.stored_vector import InMemory, StoredVector
+from hetpeer.stages.worker.movement_sums import summed_movements
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 
 CPU = torch.device("cpu")
@@ -63,11 +64,8 @@ class VectorSums:
         else:
             for begin in range(0, len(into), PIECE):
                 here = slice(begin, begin + PIECE)
-                first, *others = (part[here] for part in parts)
-                total = first.clone()  # `into` may be any of the parts
-                for other in others:
-                    total.add_(other)
-                into[here].copy_(total)
+                pieces = [part[here] for part in parts]  # `into` may be any of the parts
+                into[here].copy_(summed_movements(pieces) if command.movements else added_up(pieces))
         sound = is_finite(into)
         if not sound:
             wrong = tuple(n for n, part in enumerate(parts) if not is_finite(part))
@@ -153,6 +151,14 @@ class _RangesNorm:
     def squared(self) -> float:
         """The sum of the ranges' squared norms."""
         return math.fsum(self._squares)
+
+
+def added_up(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of 1-D float32 tensors, added one by one in order."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total.add_(part)
+    return total
 
 
 def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
