@@ -2,6 +2,8 @@
 
 import gc
 import os
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,15 @@ def forked_replay(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute replays in forks of the server."""
     for module in (reference_run, segment_replay, grouped_replay):
         monkeypatch.setattr(module, "run_child", server.run_child)
+
+
+def pytest_runtest_setup() -> None:
+    """A test that takes random numbers gets the same ones each time, alone or after others."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,7 +1,7 @@
 """The runs of a DHT: each reliable peer says in which run it is, so that any node of the DHT is a way in.
 
 An entry is a claim that anybody can make. It only tells whose peers to ask: the run's manifest proves which
-run it is (peer/arrival/find_run.py).
+run it is (peer/arrival/manifest_fetch.py).
 """
 
 from __future__ import annotations

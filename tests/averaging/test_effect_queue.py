@@ -6,12 +6,12 @@ import doctest
 
 import pytest
 
-from hetpeer.averaging import effects
-from hetpeer.averaging.effects import EffectQueue
+from hetpeer.averaging import effect_queue
+from hetpeer.averaging.effect_queue import EffectQueue
 
 
 def test_the_example_of_the_docstring():
-    assert doctest.testmod(effects).failed == 0
+    assert doctest.testmod(effect_queue).failed == 0
 
 
 def test_what_an_effect_causes_waits_behind_the_effects_before_it():

@@ -49,9 +49,9 @@ from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.arrival import find_run
+from hetpeer.peer.arrival import manifest_fetch
 from hetpeer.peer.arrival.destinations import Destination
-from hetpeer.peer.arrival.find_run import fetch_manifest
+from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.reliable.reliable_members import amended, deliver, mirror
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer
@@ -238,7 +238,7 @@ async def test_a_file_that_is_damaged_where_it_comes_from(network: Network, tmp_
 
 
 async def test_a_peer_that_serves_no_run(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_run, "RETRY_S", 0.1)
+    monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.1)
     with pytest.raises(LocalError) as caught:
         await fetch_manifest(network.asker, [address_of(network.empty)])
     assert (caught.value.code, caught.value.exit_code) == ("HP-NET-006", ExitCode.NETWORK)
@@ -262,7 +262,7 @@ async def test_a_reliable_peer_gets_one_copy_of_a_run(
 
     One that was not completed is none, and another identity gets its own.
     """
-    monkeypatch.setattr(find_run, "RETRY_S", 0.1)
+    monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.1)
     home, first, second = Home(tmp_path / "home"), tmp_path / "first", tmp_path / "second"
     shutil.copytree(network.run.path, tmp_path / "run")
     membership = amended(tmp_path / "run", MembershipChange(coordinators=(home.reliable_identity().peer_id,)))

@@ -24,9 +24,10 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.run_index import RunIndex
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.arrival import find_run
+from hetpeer.peer.arrival import manifest_fetch
 from hetpeer.peer.arrival.destinations import Destination, known_run, remember, remember_seen
-from hetpeer.peer.arrival.find_run import FoundRun, arrived, fetch_manifest
+from hetpeer.peer.arrival.find_run import FoundRun, arrived
+from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.daemon.presence import no_state
 from hetpeer.peer.process.home import Home
 from tests.bootstrap.engine import make_run
@@ -110,14 +111,14 @@ async def test_strangers_that_are_silent_or_lie_hold_nobody_up(
             assert await Roster(node, run.run_id).publish(
                 Advert(role="reliable", addresses=tuple(node.addresses()))
             )
-        monkeypatch.setattr(find_run, "TRIES", 1)
-        monkeypatch.setattr(find_run, "FILE_TIMEOUT_S", 15.0)  # the silent ones take all of it
+        monkeypatch.setattr(manifest_fetch, "TRIES", 1)
+        monkeypatch.setattr(manifest_fetch, "FILE_TIMEOUT_S", 15.0)  # the silent ones take all of it
         with pytest.raises(LocalError) as caught:
             await fetch_manifest(newcomer, [address(rendezvous)], run.run_id)
         assert caught.value.code == "HP-NET-006"
         assert f"peer {short_id(liar.peer_id)} gave no valid manifest: manifest damaged" in caplog.text
 
-        monkeypatch.setattr(find_run, "FILE_TIMEOUT_S", 600.0)
+        monkeypatch.setattr(manifest_fetch, "FILE_TIMEOUT_S", 600.0)
         await serve(honest, run, tmp_path)
         assert await Roster(honest, run.run_id).publish(Advert(addresses=tuple(honest.addresses())))
         async with asyncio.timeout(100):
@@ -211,7 +212,7 @@ async def test_a_peer_that_hands_out_another_run_is_passed_over_for_one_that_the
         both = [address(liar), address(honest)]
         assert (await fetch_manifest(newcomer, both, run.run_id)).peer == honest.peer_id
 
-        monkeypatch.setattr(find_run, "TRIES", 1)
+        monkeypatch.setattr(manifest_fetch, "TRIES", 1)
         with pytest.raises(LocalError) as caught:
             await fetch_manifest(newcomer, [address(newcomer)], "0" * 32)
         assert caught.value.code == "HP-NET-006"
@@ -229,7 +230,7 @@ async def test_without_a_name_the_only_run_of_the_dht_is_found_and_of_several_no
     run: RunDirectory, other: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registered run counts only if somebody gives its manifest."""
-    monkeypatch.setattr(find_run, "RETRY_S", 0.0)
+    monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.0)
     keys = tmp_path / "keys"
     keys.mkdir()
     async with contextlib.AsyncExitStack() as stack:
@@ -259,7 +260,7 @@ async def test_without_a_name_the_only_run_of_the_dht_is_found_and_of_several_no
 async def test_a_home_goes_back_to_its_run_and_to_no_other_of_the_same_dht(
     run: RunDirectory, other: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find_run, "RETRY_S", 0.0)
+    monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.0)
     keys = tmp_path / "keys"
     keys.mkdir()
     async with contextlib.AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
 """Notices of runs in the local network: their making, and the check of others' notices. Pure.
 
 Anybody in the network can send anything. A notice must be bounded and printable, and it only tells where to
-ask: the run's manifest proves which run it is (peer/arrival/find_run.py).
+ask: the run's manifest proves which run it is (peer/arrival/manifest_fetch.py).
 """
 
 from __future__ import annotations

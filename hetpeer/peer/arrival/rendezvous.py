@@ -16,7 +16,7 @@ from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.peer.arrival.find_run import tell_reach_forever
+from hetpeer.peer.arrival.told_reach import tell_reach_forever
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
 from hetpeer.peer.limits.kept_options import keep_options
 from hetpeer.peer.limits.node_rates import RATES, ServerRates

@@ -19,7 +19,7 @@ from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.p2pd_process import P2pd
 from hetpeer.peer.arrival.destinations import Destination
-from hetpeer.peer.arrival.find_run import fetch_manifest
+from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.checkup import local_checks, thresholds
 from hetpeer.peer.checkup.findings import Finding, Grade
 from hetpeer.peer.checkup.local_checks import Owner, battery, idle, port, settings, version_of

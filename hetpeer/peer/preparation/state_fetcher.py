@@ -26,7 +26,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteE
 from hetpeer.dht.base.file_pieces import FilePart
 from hetpeer.dht.base.runtime import going_on, to_its_end
 from hetpeer.dht.node.node import Node
-from hetpeer.peer.arrival.find_run import amended
+from hetpeer.peer.arrival.manifest_fetch import amended
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.transport.exchange import PassingState, StateRoomError
 from hetpeer.stages.block.block_state import layout_of

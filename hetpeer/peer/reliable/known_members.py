@@ -26,8 +26,9 @@ from hetpeer.peer.arrival.destinations import (
     remember_seen,
     worth_giving,
 )
-from hetpeer.peer.arrival.find_run import acquaintances, advertised_places
+from hetpeer.peer.arrival.find_run import acquaintances
 from hetpeer.peer.arrival.invite_file import carried_members
+from hetpeer.peer.arrival.manifest_fetch import advertised_places
 from hetpeer.peer.reliable.invited_members import InvitedMembers, is_as_public
 
 LOOK_S = 1.0

@@ -22,7 +22,7 @@ from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.destinations import Destination
-from hetpeer.peer.arrival.find_run import fetch_manifest
+from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.process.home import Home
 
 

@@ -26,9 +26,9 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.run_index import RunIndex
 from hetpeer.peer.arrival.destinations import Invite
-from hetpeer.peer.arrival.find_run import tell_reach_forever
 from hetpeer.peer.arrival.invite_file import Inviting
 from hetpeer.peer.arrival.rendezvous import join_address, limited, near_address, open_config
+from hetpeer.peer.arrival.told_reach import tell_reach_forever
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
 from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
 from hetpeer.peer.probing.coordinate_keeper import keep_moving

@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import EffectQueue, InStep
+from hetpeer.averaging.effect_queue import EffectQueue
+from hetpeer.averaging.effects import InStep
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead

@@ -221,7 +221,7 @@ class Onlooker:
         Raises as `adverts`.
         """
         from hetpeer.dht.base.runtime import SystemClock
-        from hetpeer.peer.arrival.find_run import amended
+        from hetpeer.peer.arrival.manifest_fetch import amended
 
         found, board = await asyncio.gather(self._roster.read(), self._board.read())
         adverts = _there(found)
@@ -257,7 +257,7 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
     from hetpeer.dht.discovery import Roster, TaskBoard
     from hetpeer.dht.identity.peer_identity import Identity
     from hetpeer.dht.node.node import Node, NodeConfig
-    from hetpeer.peer.arrival.find_run import fetch_manifest
+    from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 
     with temporary_folder("status") as folder:
         identity = Identity.create(folder / "identity.key")

@@ -5,7 +5,7 @@ Heavy imports stand inside the function.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -319,109 +319,12 @@ def init(
     DIR is a new folder for it, the run directory.
     """
     given = locals()
-    from hetpeer.averaging.optim.learning_rate import knots_of
-    from hetpeer.averaging.optim.update_rules import rule_settings
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.authoring.run_data import DataOptions
-    from hetpeer.bootstrap.run.manifest import validated
-    from hetpeer.bootstrap.run.settings import (
-        AUTO,
-        SPARSE_OUTER,
-        AdmissionSettings,
-        AveragingSettings,
-        LinkSettings,
-        TrainingSettings,
-        TrustSettings,
-        checked_share,
-        parameter_group,
-        sparse_fault,
-        widest_codec,
-    )
-    from hetpeer.dht.base.errors import ExitCode, LocalError
+    from hetpeer.peer.cli.author.init_settings import settings_of
     from hetpeer.peer.cli.author.init_summary import summary
-    from hetpeer.stages.links.codec import sparse_codec_names
 
-    def chosen(part: type[Any], **others: Any) -> Any:
-        """Settings of `part`: from the options of the same name, and `others`."""
-        return validated(part, {key: given[key] for key in part.model_fields if key in given} | others)
-
-    update_rule = {"name": optimizer, "betas": betas, "momentum": momentum, "nesterov": nesterov}
-    settings = chosen(
-        TrainingSettings,
-        optimizer=update_rule | rule_settings(optimizer, optimizer_setting or ()),
-        schedule=knots_of(schedule, steps, warmup_steps, final_ratio),
-        clip_norm=clip_norm or None,
-        fresh_steps=(warmup_steps if staleness else 0) if fresh_steps is None else fresh_steps,
-        groups=[parameter_group(text) for text in group or ()],
-        slot_size=1,  # of a step with few microbatches the default would be too much
-        eval_samples=None,  # it is known when the data is read
-    )
-    if schedule is not Shape.CONSTANT and warmup_steps >= steps:
-        raise LocalError(
-            "HP-RUN-001",
-            f"--schedule {schedule} has no step to fall in",
-            why=f"the learning rate rises for {warmup_steps} steps, and the run has {steps}",
-            fix="give more --steps, or fewer --warmup-steps",
-            exit_code=ExitCode.CONFIG,
-        )
-    given_outer = {"learning_rate": outer_learning_rate, "momentum": outer_momentum}
-    of_outer = {name: value for name, value in given_outer.items() if value is not None}
-    if of_outer and outer is OuterRule.NONE:
-        raise LocalError(
-            "HP-RUN-001",
-            "--outer-learning-rate and --outer-momentum have no effect without an outer optimizer",
-            why="--outer is none",
-            fix="leave them out, or add --outer nesterov",
-            exit_code=ExitCode.CONFIG,
-        )
-    sparse = reduce_codec in sparse_codec_names()
-    of_outer = (SPARSE_OUTER if sparse else {}) | of_outer
-    averaging = chosen(
-        AveragingSettings,
-        window_s="all" if sparse and window == "adaptive" else window,
-        outer=None if outer is OuterRule.NONE else of_outer,
-    )
-    if sparse and (fault := sparse_fault(averaging if mode is Mode.GROUPED else None)):
-        raise LocalError(
-            "HP-RUN-001",
-            f"--reduce-codec {reduce_codec} does not go with the other options",
-            why=fault,
-            fix="change that option, or use another --reduce-codec",
-            exit_code=ExitCode.CONFIG,
-        )
-    if averaging.corrected and not settings.optimizer.keeps_of_mean:
-        raise LocalError(
-            "HP-RUN-001",
-            f"--corrected has no effect with --optimizer {optimizer}",
-            why="it has no second moments",
-            fix="leave it out, or use AdamW or NAdam",
-            exit_code=ExitCode.CONFIG,
-        )
-    if mode is Mode.EXACT and averaging != AveragingSettings():
-        raise LocalError(
-            "HP-RUN-001",
-            "--span, --window, --interval, --delayed, --corrected, --robust and --outer have no effect in "
-            "an exact run",
-            why="pipelines of an exact run always have the same parameters",
-            fix="leave them out, or add --mode grouped",
-            exit_code=ExitCode.CONFIG,
-        )
-    admitted = chosen(AdmissionSettings, policy=admission)
-    if codec == AUTO:
-        if uniform:
-            raise LocalError(
-                "HP-RUN-001",
-                "--codec auto does not go with --uniform",
-                why="one chooses for each link, the other compresses all alike",
-                fix="leave one of them out",
-                exit_code=ExitCode.CONFIG,
-            )
-        codec = widest_codec(admitted, spot_checks, unchecked=unchecked, grouped=mode is Mode.GROUPED)
-    links = chosen(
-        LinkSettings, codec=codec, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec
-    )
-    share = checked_share(spot_checks, admitted, links, unchecked=unchecked, grouped=mode is Mode.GROUPED)
-    slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
+    settings = settings_of(given)
     options = DataOptions(
         text_field=text_field,
         label_field=label_field,
@@ -448,12 +351,12 @@ def init(
             sequence_length=sequence_length,
             reading=options,
             stages=stages or (),
-            training=settings.evaluating(batch_size).model_copy(update={"slot_size": slot_size}),
-            links=links,
-            averaging=averaging if mode is Mode.GROUPED else None,
+            training=settings.training,
+            links=settings.links,
+            averaging=settings.averaging,
             reliable=reliable or (),
-            admission=admitted,
-            trust=TrustSettings(spot_checks=share),
+            admission=settings.admission,
+            trust=settings.trust,
             tell=say,
         )
     for line in summary(run, of_library=not data, adapters=lora is not None):
