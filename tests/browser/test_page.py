@@ -15,7 +15,9 @@ import pytest
 from playwright.async_api import Browser, Dialog, Page, expect
 
 from hetpeer.dht.discovery import Advert, LinkNote
-from hetpeer.peer.limits.settings import Settings, Where, worded
+from hetpeer.peer.limits.setting_layers import worded
+from hetpeer.peer.limits.settings import Settings
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.watching.map_picture import drawn_map
 from hetpeer.peer.watching.status_reader import _peer_row
 from hetpeer.peer.watching.swarm_status import SwarmStatus

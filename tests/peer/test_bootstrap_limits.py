@@ -22,7 +22,7 @@ from hetpeer.peer.cli.main import app
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.limits.config_file import effective
-from hetpeer.peer.limits.settings import MergedSettings
+from hetpeer.peer.limits.setting_layers import MergedSettings
 from hetpeer.peer.reliable.serve_run import BootstrapOptions, serve_run
 from tests.bootstrap.engine import make_run
 

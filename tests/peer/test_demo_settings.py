@@ -18,15 +18,8 @@ from hetpeer.peer.cli.main import app
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.limits.config_file import config_path, edited, effective, read, write
-from hetpeer.peer.limits.settings import (
-    AT_START,
-    KEYS,
-    WITH_WORKER,
-    Settings,
-    SettingsLayer,
-    merged,
-    of_environment,
-)
+from hetpeer.peer.limits.setting_layers import SettingsLayer, changed, merged, of_environment
+from hetpeer.peer.limits.settings import AT_START, KEYS, WITH_WORKER, Settings
 
 FILE = """\
 # mine
@@ -230,9 +223,9 @@ def test_what_takes_a_new_worker() -> None:
         ("limits.cpu", "2"),
         ("node.name", "a"),
     ):
-        assert settings.changed(key, value, "").needs_new_worker(settings)
+        assert changed(settings, key, value, "").needs_new_worker(settings)
     for key, value in (("limits.up", "5mbit"), ("when.on_battery", "run"), ("limits.cpu", "1")):
-        assert not settings.changed(key, value, "").needs_new_worker(settings)
+        assert not changed(settings, key, value, "").needs_new_worker(settings)
 
 
 def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +246,7 @@ async def test_a_daemon_that_cannot_have_it_so_leaves_the_file_alone(tmp_path: P
 
     def answer(request: ControlRequest) -> DaemonStatus:
         asked.append(request)
-        Settings().changed(str(request.key), request.value, "the owner")
+        changed(Settings(), str(request.key), request.value, "the owner")
         return DaemonStatus(state="training", since=1.0)
 
     path, arguments = tmp_path / "config.toml", ["config", "set", "--home", str(tmp_path)]

@@ -35,6 +35,7 @@ from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.nvml import Gpus
+from hetpeer.peer.limits.setting_layers import changed
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.training.volunteer_figures import MainMemory
 from hetpeer.stages.block.device import measure_flops
@@ -191,7 +192,7 @@ def test_settings_in_force_and_where_each_is_from(tmp_path: Path, monkeypatch: p
 
 async def test_those_of_a_volunteer_that_runs_count(tmp_path: Path) -> None:
     """Whatever file and environment would say to the next one; and its port is no port that is taken."""
-    running = Settings().changed("limits.up", "9mbit", "").changed("network.port", "4711", "")
+    running = changed(changed(Settings(), "limits.up", "9mbit", ""), "network.port", "4711", "")
     standing = Answer(
         state="training",
         since=1.0,

@@ -33,7 +33,8 @@ from hetpeer.peer.limits.governor import (
     paused,
 )
 from hetpeer.peer.limits.sensors import Sensors
-from hetpeer.peer.limits.settings import KEYS, Settings, SettingsLayer, merged
+from hetpeer.peer.limits.setting_layers import SettingsLayer, changed, merged
+from hetpeer.peer.limits.settings import KEYS, Settings
 from hetpeer.peer.process.home import Home
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -217,12 +218,13 @@ def test_it_works_exactly_when_every_reason_is_over(words: list[tuple[Reason, fl
         assert not holds.at(holds.until(now))
 
 
-SETTINGS = (
-    Settings()
-    .changed("when.hours", "22:00-07:00,12:00-13:00", "a test")
-    .changed("limits.transfer_cap", "300GB", "a test")
-    .changed("limits.gpu_power_w", "150", "a test")
-)
+SETTINGS = Settings()
+for key, value in {
+    "when.hours": "22:00-07:00,12:00-13:00",
+    "limits.transfer_cap": "300GB",
+    "limits.gpu_power_w": "150",
+}.items():
+    SETTINGS = changed(SETTINGS, key, value, "a test")
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -237,7 +239,7 @@ def test_each_has_a_sentence_that_says_when_it_goes_on(reason: Reason) -> None:
 
 
 def test_numbers_are_those_of_the_settings() -> None:
-    hot = paused([Reason.TEMPERATURE], SETTINGS.changed("limits.cpu_temperature_c", "70", "a test"))
+    hot = paused([Reason.TEMPERATURE], changed(SETTINGS, "limits.cpu_temperature_c", "70", "a test"))
     assert hot.startswith("paused (temperature): too hot for limits.temperature_c = 83 or ")
     assert "limits.cpu_temperature_c = 70:" in hot
     assert "outside 22:00-07:00, 12:00-13:00:" in paused([Reason.SCHEDULE], SETTINGS)

@@ -24,6 +24,7 @@ from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import sensors
 from hetpeer.peer.limits.config_file import Month, load_month, save_month
 from hetpeer.peer.limits.governor import Readings
+from hetpeer.peer.limits.setting_layers import changed
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home
@@ -134,7 +135,7 @@ async def test_a_new_worker_is_one_short_hold(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_a_device_that_no_worker_starts_on_is_taken_back(tmp_path: Path) -> None:
-    async with rig(tmp_path, Settings().changed("compute.device", "cuda:7", "")) as made:
+    async with rig(tmp_path, changed(Settings(), "compute.device", "cuda:7", "")) as made:
         assert not made.governing.keep_device(), "no worker has started on another"
     async with rig(tmp_path) as made:
         made.governing.computes_on("auto", ())
@@ -153,7 +154,7 @@ async def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_it_says_which_settings_are_in_force_and_whence(tmp_path: Path) -> None:
-    async with rig(tmp_path, Settings().changed("when.hours", "22:00-07:00,12:00-13:00", "")) as made:
+    async with rig(tmp_path, changed(Settings(), "when.hours", "22:00-07:00,12:00-13:00", "")) as made:
         made.governing.sources["when.hours"] = "the command line"
         made.set("limits.up", "5mbit")
         told = made.governing.answer(ControlRequest(do="status")).settings
@@ -170,7 +171,7 @@ async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: p
     month = "2026-11"
     monkeypatch.setattr(module, "_month", lambda: month)
     save_month(tmp_path, Month(month=month, sent=900_000, received=50_000))
-    async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
+    async with rig(tmp_path, changed(Settings(), "limits.transfer_cap", "1MB", "")) as made:
         assert made.daemon.wish is Wish.WORK
         made.throttle.up.passed(30_000)
         made.throttle.down.passed(20_000)
@@ -206,7 +207,7 @@ async def test_a_sensor_that_hangs_leaves_the_others_in_force(
     once.
     """
     monkeypatch.setattr(sensors, "TIMEOUT_S", 0.05)
-    async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
+    async with rig(tmp_path, changed(Settings(), "limits.transfer_cap", "1MB", "")) as made:
         made.sensors.battery = True
         await made.governing.look()
         assert made.held == "battery"

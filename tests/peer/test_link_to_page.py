@@ -18,7 +18,7 @@ from hetpeer.peer.cli.volunteer import service_command
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, decode_answer
 from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.daemon import systemd_units
-from hetpeer.peer.limits.settings import Where
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.web.daemon_web import _served
 from hetpeer.peer.web.machine_load import LoadMeter
 from hetpeer.peer.web.page_view import PageView

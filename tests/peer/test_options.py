@@ -11,7 +11,8 @@ from hetpeer.peer.cli.main import app
 from hetpeer.peer.cli.options import command_of
 from hetpeer.peer.cli.volunteer import join_command
 from hetpeer.peer.limits import config_file
-from hetpeer.peer.limits.settings import KEYS, MergedSettings, Settings, of_environment
+from hetpeer.peer.limits.setting_layers import MergedSettings, of_environment
+from hetpeer.peer.limits.settings import KEYS, Settings
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 ONCE = {"--bootstrap", "--run", "--home", "--for", "--dry-run", "--trace"}

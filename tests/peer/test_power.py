@@ -20,6 +20,7 @@ from hetpeer.peer.limits.governor import (
     Readings,
     Reason,
 )
+from hetpeer.peer.limits.setting_layers import changed
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.stages.ipc.block_commands import WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
@@ -59,7 +60,7 @@ def test_an_unknown_power_changes_nothing_and_no_limit_lets_it_work() -> None:
 
 
 def test_who_cannot_help_it_by_resting_is_held() -> None:
-    governor, wanted = Governor(), Settings().changed("limits.gpu_power_w", "100", "")
+    governor, wanted = Governor(), changed(Settings(), "limits.gpu_power_w", "100", "")
     now, found = 0.0, frozenset[Reason]()
     while governor.share > LEAST_SHARE:
         assert governor.look(now, Readings(minute=0, gpu_w=400.0), wanted) == frozenset()

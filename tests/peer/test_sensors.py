@@ -14,7 +14,8 @@ import pytest
 from hetpeer.peer.limits import sensors
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import Sensors, idle_s, idle_told, on_battery, x_idle_s
-from hetpeer.peer.limits.settings import WORKER, Settings, SettingsLayer, merged
+from hetpeer.peer.limits.setting_layers import SettingsLayer, changed, merged
+from hetpeer.peer.limits.settings import WORKER, Settings
 
 MAINS, OFF = {"type": "Mains", "online": "1"}, {"type": "Mains", "online": "0"}
 FULL, USED = {"type": "Battery", "status": "Full"}, {"type": "Battery", "status": "Discharging"}
@@ -177,7 +178,7 @@ def test_the_gpu_that_is_heeded_is_the_one_of_the_worker(monkeypatch: pytest.Mon
     cards = Cards()
     monkeypatch.setattr(sensors, "GpuWatch", lambda: cards)
     first, second, cpu = (
-        Settings().changed("compute.device", name, "") for name in ("auto", "cuda:1", "cpu")
+        changed(Settings(), "compute.device", name, "") for name in ("auto", "cuda:1", "cpu")
     )
     readings = Sensors()
     readings.read(first)
@@ -195,7 +196,7 @@ def test_a_gpu_that_torch_cannot_use_is_said_once(
 ) -> None:
     """To whoever has not asked for the processor."""
     monkeypatch.setattr(sensors, "gpus", lambda: Gpus(driver="580", names=("A10",)))
-    settings, readings = Settings().changed("compute.device", device, ""), Sensors()
+    settings, readings = changed(Settings(), "compute.device", device, ""), Sensors()
     readings.read(settings)
     assert "HP-GPU-004" not in caplog.text, "nobody has said yet what a worker finds"
     readings.computes_on(device, ())
@@ -203,7 +204,7 @@ def test_a_gpu_that_torch_cannot_use_is_said_once(
         readings.read(settings)
     assert caplog.text.count("HP-GPU-004: torch cannot use A10") == told
     assert [error.code for error in readings.read(settings).warnings] == ["HP-GPU-004"] * told
-    assert readings.read(settings.changed("compute.device", "cuda:1", "")).warnings == (), "nobody has tried"
+    assert readings.read(changed(settings, "compute.device", "cuda:1", "")).warnings == (), "nobody has tried"
 
 
 def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:

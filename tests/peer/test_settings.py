@@ -6,7 +6,9 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.swarm import dashboard_command
-from hetpeer.peer.limits.settings import Settings, Where, parse_where
+from hetpeer.peer.limits.setting_layers import changed
+from hetpeer.peer.limits.settings import Settings
+from hetpeer.peer.limits.web_address import Where, parse_where
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_dashboard_that_is_to_be_nowhere() -> None:
     ],
 )
 def test_devices_as_people_say_them(said: str, kept: str) -> None:
-    assert Settings().changed("compute.device", said, "a test").compute.device == kept
+    assert changed(Settings(), "compute.device", said, "a test").compute.device == kept
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,6 @@ def test_devices_as_people_say_them(said: str, kept: str) -> None:
 )
 def test_what_names_no_devices(said: str, why: str) -> None:
     with pytest.raises(LocalError, match=r"compute\.device of a test") as caught:
-        Settings().changed("compute.device", said, "a test")
+        changed(Settings(), "compute.device", said, "a test")
     assert caught.value.code == "HP-CONF-003"
     assert why in caught.value.why

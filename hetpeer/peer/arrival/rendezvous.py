@@ -20,7 +20,7 @@ from hetpeer.peer.arrival.told_reach import tell_reach_forever
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
 from hetpeer.peer.limits.kept_options import keep_options
 from hetpeer.peer.limits.node_rates import RATES, ServerRates
-from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings
+from hetpeer.peer.limits.setting_layers import DEFAULTS, MergedSettings
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 

@@ -15,7 +15,7 @@ from hetpeer.peer.control.control_messages import SettingInForce
 from hetpeer.peer.limits.amounts import bytes_text, count_text
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
-from hetpeer.peer.limits.settings import DEFAULT
+from hetpeer.peer.limits.setting_layers import DEFAULT
 from hetpeer.peer.training.volunteer_figures import MainMemory, memory_text, offload_text
 from hetpeer.stages.block.offload import Offload
 from hetpeer.stages.pipeline.place_memory import Offered, Upkeep, capacity

@@ -27,7 +27,7 @@ from hetpeer.peer.daemon.volunteer_progress import figures_of
 from hetpeer.peer.limits.governor import Reason, explained, paused
 from hetpeer.peer.limits.kept_options import keep_options
 from hetpeer.peer.limits.sensors import Sensors
-from hetpeer.peer.limits.settings import MergedSettings
+from hetpeer.peer.limits.setting_layers import MergedSettings
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import unless

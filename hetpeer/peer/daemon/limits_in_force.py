@@ -24,6 +24,7 @@ from hetpeer.peer.limits.amounts import volume
 from hetpeer.peer.limits.governor import Governor, Readings, Reason
 from hetpeer.peer.limits.node_rates import NodeRates
 from hetpeer.peer.limits.sensors import SensorPoll, Sensors
+from hetpeer.peer.limits.setting_layers import changed
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import restrict_cores
@@ -97,7 +98,7 @@ class LimitsInForce(NodeRates):
         if self._device in (None, wanted):
             return False
         _log.warning("no worker starts on compute.device %r: back to %r", wanted, self._device)
-        self.settings = self.settings.changed(DEVICE, self._device, "the owner")
+        self.settings = changed(self.settings, DEVICE, self._device, "the owner")
         self.sources[DEVICE] = KEPT
         return True
 

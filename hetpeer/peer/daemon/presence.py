@@ -33,7 +33,8 @@ from hetpeer.peer.arrival.find_run import FoundRun, arrived
 from hetpeer.peer.arrival.lan_notices import chosen
 from hetpeer.peer.daemon.volunteer_progress import VolunteerProgress
 from hetpeer.peer.limits.amounts import size
-from hetpeer.peer.limits.settings import Settings, Where
+from hetpeer.peer.limits.settings import Settings
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.probing.coordinate_keeper import kept_coordinate

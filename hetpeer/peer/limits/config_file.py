@@ -19,17 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.limits.settings import (
+from hetpeer.peer.limits.setting_layers import (
     COMMAND_LINE,
     MergedSettings,
-    Settings,
     SettingsLayer,
     merged,
     of_environment,
     of_file,
-    parse_where,
     wrong_setting,
 )
+from hetpeer.peer.limits.settings import Settings
+from hetpeer.peer.limits.web_address import parse_where
 from hetpeer.peer.process.home import state_home
 
 CONFIG_FILE = "config.toml"

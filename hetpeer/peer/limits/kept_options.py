@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.limits.config_file import config_path, write
-from hetpeer.peer.limits.settings import COMMAND_LINE, KEYS, MergedSettings, worded
+from hetpeer.peer.limits.setting_layers import COMMAND_LINE, MergedSettings, worded
+from hetpeer.peer.limits.settings import KEYS
 
 OWNERS = tuple(key for key in KEYS if key.partition(".")[0] in ("node", "compute", "limits", "when"))
 """Settings of a volunteer whose options are kept. Addresses, ports and the dashboard are of one call."""

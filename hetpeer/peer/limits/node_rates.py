@@ -10,7 +10,8 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.peer.control.control_messages import SettingInForce
 from hetpeer.peer.limits.amounts import rate
-from hetpeer.peer.limits.settings import DEFAULT, MergedSettings, Settings, worded
+from hetpeer.peer.limits.setting_layers import DEFAULT, MergedSettings, changed, worded
+from hetpeer.peer.limits.settings import Settings
 
 BY_COMMAND = "hetpeer config set"
 """The source of what was changed while it runs."""
@@ -35,7 +36,7 @@ class NodeRates:
 
     def change(self, key: str, value: str) -> None:
         """Change a setting. Raises `LocalError` HP-CONF-003."""
-        self.settings = self.settings.changed(key, value, "the owner")
+        self.settings = changed(self.settings, key, value, "the owner")
         self.sources[key] = BY_COMMAND
         _log.info("%s is now %r", key, value)
         self._set_rates()

@@ -30,7 +30,8 @@ from hetpeer.peer.arrival.invite_file import Inviting
 from hetpeer.peer.arrival.rendezvous import join_address, limited, near_address, open_config
 from hetpeer.peer.arrival.told_reach import tell_reach_forever
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
-from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
+from hetpeer.peer.limits.setting_layers import DEFAULTS, MergedSettings
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.probing.coordinate_keeper import keep_moving
 from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.disk_wait import DiskWait

@@ -18,7 +18,7 @@ from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.control.owned_daemon import is_service
 from hetpeer.peer.daemon.owner_wishes import DaemonState
-from hetpeer.peer.limits.settings import Where
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.lifecycle import unless
 from hetpeer.peer.watching.status_reader import FromLog, Onlooker, observing

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.limits.settings import Where
+from hetpeer.peer.limits.web_address import Where
 
 SHUTDOWN_S = 1
 """Seconds that an answer in progress may take when the daemon leaves."""

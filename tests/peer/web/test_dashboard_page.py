@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from hetpeer.peer.limits.settings import Where
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.web import dashboard_page
 from hetpeer.peer.web.dashboard_page import ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.limits.settings import Where
+from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.watching.metric_families import daemon_metrics
 from hetpeer.peer.web import http_server
 from hetpeer.peer.web.http_server import served

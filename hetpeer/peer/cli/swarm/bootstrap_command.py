@@ -119,7 +119,7 @@ def bootstrap(
     if lan:
         need_lan()
     from hetpeer.bootstrap.run.run_directory import RunDirectory
-    from hetpeer.peer.limits.settings import parse_where
+    from hetpeer.peer.limits.web_address import parse_where
     from hetpeer.peer.reliable.reliable_members import mirror
     from hetpeer.peer.reliable.serve_run import BootstrapOptions, serve_run
 

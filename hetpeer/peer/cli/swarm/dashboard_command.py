@@ -28,7 +28,7 @@ def dashboard(
     Without a volunteer, or with an INVITE, --bootstrap or --dashboard: serve a page that shows a run's swarm
     until Ctrl-C, without taking part.
     """
-    from hetpeer.peer.limits.settings import no_dashboard_place, parse_where
+    from hetpeer.peer.limits.web_address import no_dashboard_place, parse_where
     from hetpeer.peer.process.lifecycle import run_daemon
 
     source = context.get_parameter_source("dashboard")  # the environment's is of the volunteer's own page

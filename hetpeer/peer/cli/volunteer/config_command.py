@@ -12,7 +12,7 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.options import HomeOption, JsonOption, home_of, standing_here
 
 if TYPE_CHECKING:
-    from hetpeer.peer.limits.settings import MergedSettings
+    from hetpeer.peer.limits.setting_layers import MergedSettings
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +29,7 @@ def show(
 ) -> None:
     """Show every setting and where it comes from: of the running volunteer, else of the next `join`."""
     from hetpeer.peer.limits.config_file import effective
-    from hetpeer.peer.limits.settings import DEFAULT, worded
+    from hetpeer.peer.limits.setting_layers import DEFAULT, worded
 
     found = _running(home) or effective(home_of(home), {})
     if as_json:
@@ -45,7 +45,8 @@ def show(
 
 def _running(home: Path | None) -> MergedSettings | None:
     """Settings in force at the volunteer that runs from `home`; None if none runs."""
-    from hetpeer.peer.limits.settings import DEFAULT, KEYS, MergedSettings, SettingsLayer, merged
+    from hetpeer.peer.limits.setting_layers import DEFAULT, MergedSettings, SettingsLayer, merged
+    from hetpeer.peer.limits.settings import KEYS
 
     status = standing_here(home)
     told = {key: one for key, one in status.settings.items() if key in KEYS} if status is not None else {}

@@ -73,7 +73,7 @@ def join(
     from hetpeer.peer.daemon.join_run import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
     from hetpeer.peer.limits.config_file import config_path, effective
-    from hetpeer.peer.limits.settings import parse_where
+    from hetpeer.peer.limits.web_address import parse_where
     from hetpeer.peer.process.confinement import confine_service
     from hetpeer.peer.process.console import tell
     from hetpeer.peer.process.lifecycle import run_daemon

@@ -51,7 +51,7 @@ def install(
     """
     from hetpeer.peer.daemon import systemd_units
     from hetpeer.peer.limits.config_file import config_path
-    from hetpeer.peer.limits.settings import of_environment
+    from hetpeer.peer.limits.setting_layers import of_environment
     from hetpeer.peer.process.hetpeer_children import COMMAND
     from hetpeer.peer.process.home import Home, default_home
 
