@@ -24,41 +24,34 @@ from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.manifest import Manifest
-from hetpeer.bootstrap.run.step_workload import demand_of
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, short_id
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import TaskBoard
 from hetpeer.dht.node.node import Node
-from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.preparation.rehearsed_speed import speed_on
-from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, keep_trying, prepare_block
+from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.held_states import HeldStates
-from hetpeer.peer.training.place_on_devices import HeldBlocks, PlaceOnDevices
+from hetpeer.peer.training.place_loading import PlaceLoading
 from hetpeer.peer.training.state_loading import StateLoading
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.step_entry import LeftoverWatch, StepEntry
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.training.volunteer_figures import Credentials, Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
-from hetpeer.peer.transport.exchange import StateRoomError, reserve_copies
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
-from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import TensorStore
 from hetpeer.peer.transport.worker_posts import WorkerPosts
-from hetpeer.stages.graph.block_spec import BlockSpec
-from hetpeer.stages.graph.parameter_reads import without_copies
-from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.place_memory import Choice, room_text, runs_away
-from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, shortest
+from hetpeer.stages.pipeline.place_memory import Choice
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 
 LAST_WORD_S = 1.0
 
@@ -147,12 +140,7 @@ class Volunteer:
             self.session.give_evidence,
         )
         self.introduced = self._entry.introduced
-        self._prepared: dict[int, int] = {}
-        """Blocks loaded into the worker, and the bytes that each one's state takes."""
-        self.offload: Choice | None = None
-        """Kind of offload of the place, and its room; None before there is a place."""
-        self._specs: list[BlockSpec] = []
-        self._source: DataSource | None = None
+        self._place = PlaceLoading(files, compute, offer, self._store, self._window, self._tasks)
         self._preparing: asyncio.Task[Any] | None = None
         self._loading = StateLoading(self.member, self._tasks, self._fetcher, self.perform)
         self._over: asyncio.Future[e.Stop] = asyncio.get_running_loop().create_future()
@@ -180,10 +168,14 @@ class Volunteer:
             self._steps.close()
             self.session.close()
             self._plane.close()
-            if self._source is not None:
-                self._source.close()  # the run's files, which stay, know it
+            self._place.close()
             await self._tasks.close()
             self._store.close()
+
+    @property
+    def offload(self) -> Choice | None:
+        """Kind of offload of the place, and its room; None before there is a place."""
+        return self._place.offload
 
     @property
     def admitted(self) -> bool:
@@ -329,91 +321,31 @@ class Volunteer:
     # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _prepare(self, begin: int, end: int) -> None:
-        """Fetch and load what the place needs; again and again while nobody can give it."""
+        """Load the place, and be ready to fetch its state and to train."""
         self.links.begin_anew()
         self._steps.use(None)
         self._states.use(None, {})
         self._loading.give_up()
-        while self._prepared:
-            block, _ = self._prepared.popitem()
-            await self._compute.submit(c.Unload(block=block))
-        await self._compute.submit(ForgetResiduals())
-        entries = self._manifest.blocks[begin:end]
-        on_devices = PlaceOnDevices.of(
-            begin,
-            [demand_of(self._manifest, entry) for entry in entries],
-            [entry.flops_forward for entry in entries],
-            self.offer,
-        )
-        self.offload, division = on_devices.choice, on_devices.division
-        self._compute.divide(division)
-        _log.info(
-            "blocks %d to %d: %s, offload %s%s",
-            begin,
-            end - 1,
-            room_text(self.offload.room, apart=self.offer.memory.apart),
-            self.offload.kind.value,
-            f", on {division.at_work} devices: up to blocks {division.ends}" if division.devices > 1 else "",
-        )
-        if not on_devices.fits:
-            _log.warning("this place is larger than what the devices offer: microbatches may fail here")
-        disk = self.offer.memory.disk
-        scratch = self.offload.scratch_limit(disk, end - begin)
-        await self._compute.submit(c.LimitScratch(nbytes=scratch))
-        self._compute.exchange.share.limit = max(disk - scratch, 0)
-        casts = self._manifest.training.keeps_cast and runs_away(
-            self.offload.kind, apart=self.offer.memory.apart
-        )
-        prepare = partial(
-            prepare_block, self._compute, self._files, offload=self.offload.kind, spills=self.offload.spills
-        )
-        specs = []
-        for block in range(begin, end):
-            spec, self._prepared[block] = await keep_trying(partial(prepare, block))
-            specs.append(without_copies(spec) if casts else spec)
-        under_way = self._least_in_flight(end) + division.at_work - 1
-        held = on_devices.held(specs, under_way, self.offer)
-        self._specs = held.specs
-        if again := sum(spec.recompute for spec in self._specs) - sum(spec.recompute for spec in specs):
-            _log.info("%d of %d blocks compute their forward twice, to save memory", again, len(specs))
-        try:
-            reserve_copies(self._compute.exchange, self._prepared.values())
-        except StateRoomError as error:
-            _log.warning("%s; checkpoints may fail without it", error)
-        self._source = (
-            DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
-        )
-        self._window.reset(held.most, division.at_work)
-        self._store.keep_within(self._for_bundles(held))
-        posts = WorkerPosts(self._compute, self._store, self._trace)
+        specs = await self._place.load(begin, end)
+        posts, source = WorkerPosts(self._compute, self._store, self._trace), self._place.source
         self._steps.use(
             HeldPlace(
                 self._node.peer_id,
                 self.member,
                 posts,
-                TensorSchema(self._specs, self._manifest),
+                TensorSchema(specs, self._manifest),
                 self.links,
                 self._window,
-                self._source,
+                source,
                 self._tasks,
                 self.perform,
                 self._plane.offended,
             )
         )
-        self._states.use(posts, self._prepared)
-        self._loading.use(self._specs, self._source)
+        self._states.use(posts, self._place.state_bytes)
+        self._loading.use(specs, source)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))
-
-    def _least_in_flight(self, end: int) -> int:
-        """Microbatches under way with which a place up to block `end` holds nobody up (1F1B)."""
-        hops = max(sum(begin >= end for begin, _ in layout) for layout in self._manifest.layouts)
-        return min(shortest(hops), self._manifest.training.microbatches)
-
-    def _for_bundles(self, held: HeldBlocks) -> int:
-        """Bytes of main memory for bundles beside what the workers have of it."""
-        apart, most = self.offer.memory.apart, min(held.most, MOST)
-        return bundles_beside(self.offer.main.for_model, held.room, held.specs, most, apart=apart)
 
     def _fetcher(self) -> StateFetcher:
         """A fetcher that asks today's reliable peers."""
