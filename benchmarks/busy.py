@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from benchmarks import report
-from benchmarks.endtoend import script
+from benchmarks.endtoend_ways import script
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, recut, running
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import report
-from benchmarks.endtoend import INTERFACE, script, told
+from benchmarks.endtoend_ways import INTERFACE, script, told
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.run.run_directory import RunDirectory

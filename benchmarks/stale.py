@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks import adaptive, report
 from benchmarks.adaptive import FOLDS, Subject
-from benchmarks.endtoend import PEERS, WITHIN_S, torch_pipeline
+from benchmarks.endtoend_ways import PEERS, WITHIN_S, torch_pipeline
 from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running

@@ -91,6 +91,7 @@ def make_run(
     links: LinkSettings | None = None,
     averaging: AveragingSettings | None = None,
     trust: TrustSettings | None = None,
+    bottleneck: int | None = None,
 ) -> RunDirectory:
     """A run directory under `folder`, on the text of Python's library."""
     return create_run(
@@ -104,6 +105,7 @@ def make_run(
         links=links or LinkSettings(),
         averaging=averaging,
         trust=trust,
+        bottleneck=bottleneck,
     )
 
 
