@@ -304,9 +304,7 @@ def test_a_link_is_compressed_more_and_more_while_the_ratio_rises():
         links = book(ratio=64.0, ratio_warmup=10, adaptive=adaptive)
         links.target = 1e-6
         links.measured("far", MIB, 0.1)
-        found = []
-        for links.batch in (0, 5, 10, 20):
-            found.append(links.coding("far", MIB, 4.0, gradient=False))
+        found = [links.coding("far", MIB, 4.0, gradient=False, batch=batch) for batch in (0, 5, 10, 20)]
         assert found == [coding_for(SPARSE, most) for most in (GENTLE, 16.0, 64.0, 64.0)]
 
 

@@ -10,6 +10,7 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.settings import LinkSettings
+from tests.amounts import mostly_proof
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.lab import Lab, needs_lab
 
@@ -83,3 +84,21 @@ async def test_sparse_bundles_through_a_death(swarm: Swarm) -> None:
     assert 1e-6 < replayed.farthest < 0.5
     losses = [commit["loss"] for _, commit in sorted(History.of(swarm.records()).commits.items())]
     assert losses[-1] < 0.97 * losses[0]
+
+
+@pytest.mark.parametrize("codec", mostly_proof(["topk-int8", "int8", "topk-bf16", "int4"], ["topk-int8"]))
+async def test_one_machine_rounds_as_links_that_are_alike(swarm: Swarm, codec: str) -> None:
+    """Every bit of a lossy run again, although a volunteer died in it: nobody's link chose for itself."""
+    links = LinkSettings(codec=codec, ratio=12.0, adaptive=False, ratio_warmup=6)
+    swarm.run = resign(swarm.run, links=links)
+    bootstrap = await swarm.bootstrap()
+    volunteers = [
+        swarm.volunteer(name, before="killed_after_step_4" if name == "c" else "") for name in "cabd"
+    ]
+    assert await volunteers[0].ended(90.0) == -signal.SIGKILL
+    await swarm.gone(volunteers[0])
+    await swarm.finished(bootstrap, *volunteers[1:])
+    verdict = audit(swarm.run.path)
+    assert verdict.ok, verdict.problems
+    replayed = replay(swarm.run.path)
+    assert (replayed.equal, replayed.shown) == (replayed.steps, 0), replayed

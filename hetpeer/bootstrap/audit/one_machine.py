@@ -19,8 +19,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from torch import Tensor
 from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.audit.coded_borders import CodedBorders, crossings
+from hetpeer.bootstrap.audit.folding import Folding
 from hetpeer.bootstrap.audit.replay_script import ids_in_turn, reversed_order
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient, weighted_mean
-from hetpeer.bootstrap.log.evidence import FoldingOrder
 from hetpeer.bootstrap.run.durable_files import GrowingFile
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
@@ -87,6 +89,7 @@ class OneMachine:
         self._plan = run.weighted_plan()
         self._ties = Ties(run.manifest.ties)
         self._specs = specs
+        self._borders = CodedBorders(run.manifest.links)
         constants = _constants(run, specs)
         outer = None if run.manifest.outer_rule is None else outer_of(run.manifest.outer_rule)
         groups = tuple((group.pattern, group.changes) for group in self._training.groups)
@@ -115,9 +118,10 @@ class OneMachine:
         folding = [Folding(held, number, order) for held, order in zip(self.blocks, orders, strict=True)]
         losses, weights = {}, self._plan.training_weights(work["batch"])
         for microbatch in ids_in_turn(orders):
-            passes, here = self._forward(number, work, microbatch)
+            crossed = crossings(orders, microbatch) if self._borders.code else frozenset()
+            passes, here = self._forward(number, work, microbatch, crossed)
             losses[microbatch] = _loss(passes)[1].item()
-            backward = self._backward(passes, share(weights, microbatch))
+            backward = self._backward(passes, share(weights, microbatch), work["batch"], crossed)
             for (_, gradients), fold in zip(backward, reversed(folding), strict=True):
                 fold.add(microbatch, gradients, here)
         computable = [i for i in work["skipped"] if weights[i] and self._can_compute(number, work, i)]
@@ -155,7 +159,7 @@ class OneMachine:
             for one in passes:
                 refuse_not_finite({"output": one.outputs})
             weights = self._plan.training_weights(work["batch"])
-            for back, gradients in self._backward(passes, share(weights, microbatch)):
+            for back, gradients in self._backward(passes, share(weights, microbatch), work["batch"]):
                 given = {n: part for n, part in gradients.items() if part is not None}
                 refuse_not_finite({"gradient": given, "gradient of input": back})
         except (ProtocolError, NotFiniteError):
@@ -181,7 +185,10 @@ class OneMachine:
                 write_state(file, held, held.spec.index, layout_of(held.spec))
                 file.keep(path)
 
-    def _forward(self, step: int, work: Mapping[str, Any], microbatch: int) -> tuple[list[BlockPass], Pass]:
+    def _forward(
+        self, step: int, work: Mapping[str, Any], microbatch: int, crossed: Collection[int] = ()
+    ) -> tuple[list[BlockPass], Pass]:
+        """The blocks' forwards; the bundles that enter the blocks `crossed` come over a link."""
         early = self._training.head_start if work["behind"] else None
         base = step - work["behind"] if early is None or microbatch < early else step
         train = microbatch < self._training.microbatches
@@ -190,20 +197,31 @@ class OneMachine:
         data = {name: torch.from_numpy(array) for name, array in arrays.items()}
         here = Pass(draw if train else None)
         weights = [held.weights(base) for held in self.blocks]
-        batch = self._training.samples_of(microbatch)
-        return run_blocks(self.blocks, weights, {}, data, batch, here, train=train), here
+        size = self._training.samples_of(microbatch)
+        passes: list[BlockPass] = []
+        bundle: Mapping[str, Tensor] = {}
+        for begin, end in pairwise([0, *sorted(crossed), len(self.blocks)]):
+            if begin:
+                bundle = self._borders.activations(passes[-1], work["batch"])
+            passes += run_blocks(
+                self.blocks[begin:end], weights[begin:end], bundle, data, size, here, train=train
+            )
+        return passes, here
 
     def _backward(
-        self, passes: Sequence[BlockPass], of_step: float
+        self, passes: Sequence[BlockPass], of_step: float, batch: int, crossed: Collection[int] = ()
     ) -> Iterator[tuple[Mapping[str, Tensor], Gradients]]:
         """Gradients of the inputs and of the parameters, from the last block to the first.
 
-        `of_step`: share of the microbatch's mean loss in the step's.
+        `of_step`: share of the microbatch's mean loss in the step's. Those that leave the blocks `crossed` go
+        over a link.
         """
         name, loss = _loss(passes)
-        back = {name: torch.full_like(loss, of_step)}
+        back: Mapping[str, Tensor] = {name: torch.full_like(loss, of_step)}
         for one in reversed(passes):
             back, gradients = backpropagate_block(one, back, parameters=True)
+            if one.spec.index in crossed:
+                back = self._borders.gradients(one, back, batch)
             yield back, gradients
 
     def _tied(self, totals: Sequence[Tensor]) -> list[Tensor]:
@@ -236,42 +254,6 @@ class OneMachine:
             compensation=self._training.compensation,
             workers=work["workers"],
         )
-
-
-class Folding:
-    """The sums of one block in one step, in the order `order`."""
-
-    def __init__(self, held: HeldBlock, step: int, order: FoldingOrder) -> None:
-        self._held = held
-        self._step = step
-        self._slots = [[list(run) for run in runs] for _, runs in order]
-        runs = [run for slot in self._slots for run in slot]
-        self._place = {microbatch: number for number, run in enumerate(runs) for microbatch in run}
-        self._runs: list[list[int]] = runs
-        self._waiting: dict[int, tuple[Gradients, Pass]] = {}
-
-    def add(self, microbatch: int, gradients: Gradients, here: Pass) -> None:
-        """Add `microbatch` to its run, or keep it until those before it are there."""
-        self._waiting[microbatch] = gradients, here
-        number = self._place[microbatch]
-        run = self._runs[number]
-        while run and run[0] in self._waiting:
-            parts, passed = self._waiting.pop(run.pop(0))
-            self._held.fold(self._step, number, self._held.room(self._step, number), parts, passed)
-
-    def total(self) -> Tensor:
-        """The sum of all slots, each the sum of its runs."""
-        number = 0
-        sums: list[Tensor] = []
-        for slot in self._slots:
-            first = number
-            for other in range(first + 1, first + len(slot)):
-                self._held.merge_slot(self._step, other, first)
-            sums.append(self._held.slot(self._step, first).whole())
-            number += len(slot)
-        for part in sums[1:]:
-            sums[0].add_(part)
-        return sums[0]
 
 
 def _loss(passes: Sequence[BlockPass]) -> tuple[str, Tensor]:

@@ -235,7 +235,7 @@ class Volunteer:
             self._entry.begun(message)
             self._files.volunteers = tuple(message.roster)
             if not message.delayed:  # else steps go on beside it as they began
-                self.links.target, self.links.batch = message.target, message.batch
+                self.links.target = message.target
                 self._begun[message.step] = self._trace.now()
         self._steps.received(message)
 

@@ -122,8 +122,6 @@ class LinkBook:
     def __init__(self, settings: LinkSettings, offered: float = 0.0) -> None:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
-        self.batch = 0
-        """Batch of the step that began last: the largest ratio may depend on it."""
         self.outflow, self.reducing = UplinkRate(), UplinkRate()
         """Rates of all links together: always, and during reduces, when they likely wait for our uplink."""
         self._settings, self._offered = settings, offered
@@ -203,9 +201,12 @@ class LinkBook:
         """`computing`, or its guess before the first backward, which takes twice as long as a forward."""
         return self.computing if self._computing.get("backward") else 3 * self._typical("forward")
 
-    def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> AdaptiveRatio:
-        """Codec and ratio of the next bundle for `peer`; `nbytes` in memory, `width` bytes of a float (0: it
-        has none).
+    def coding(
+        self, peer: str, nbytes: int, width: float, *, gradient: bool, batch: int = 0
+    ) -> AdaptiveRatio:
+        """Codec and ratio of the next bundle for `peer`, of a step that trains `batch`.
+
+        `nbytes` in memory, `width` bytes of a float (0: it has none).
         """
         link = self._link(peer)
         link.bundle_bytes = max(link.bundle_bytes, nbytes)
@@ -213,7 +214,7 @@ class LinkBook:
         limit = self._backward if gradient else self._forward
         if limit.values is None or not width:
             return AdaptiveRatio(Codec())
-        most = self._settings.ratio_in(self.batch)
+        most = self._settings.ratio_in(batch)
         if not self._settings.adaptive:
             return coding_for(limit, most, width)
         link.aim_s = aim = self.target or self._own_s

@@ -74,7 +74,7 @@ class LinkTranscoder:
         if peer == self._me:
             self._send(peer, head, tensor)
             return None
-        coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
+        coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient, batch=step.batch)
         if self._schema.trust.spot_checks:  # a checker that computes from it again must get the same
             coding = self._codings.setdefault((step, head.id, border, gradient), coding)
         evaluated = head.id >= self._schema.microbatches  # of the model as it is exported: without cuts
