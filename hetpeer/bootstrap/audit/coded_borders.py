@@ -1,85 +1,84 @@
 """Bundles between blocks as links change them, for one machine that computes a run again.
 
-If the settings alone say how a bundle is coded (`LinkSettings.repeats`), everybody who sends it sends the
-same bytes, and one machine gets what arrived. Which borders a bundle crossed follows from the holders that
-the logs name.
+A volunteer's lines say how the bundles were coded from which it has computed (`AppliedEvent.entered`,
+`returned`). So one machine codes and decodes the same numbers the same way, and gets what arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from hetpeer.bootstrap.log.evidence import FoldingOrder
-from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.dht.base.errors import LocalError
-from hetpeer.stages.graph.block_spec import ITEM_BYTES
-from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio
-from hetpeer.stages.links.codec import FLOATING, Codec, room
-from hetpeer.stages.links.tensor_codecs import decode, encode, kept_of_tensor
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.links.codec import Codec, room
+from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.microbatch_tasks import BlockPass
 
 Bundle = Mapping[str, Tensor]
+Coding = tuple[str, Sequence[int]]
+"""Codec of a bundle, and the elements that a sparse one keeps of each tensor."""
+Told = Iterable[tuple[str, Sequence[int], Sequence[int]]]
+"""(codec, kept, ids), as in the logs."""
 
 
-def crossings(orders: Sequence[FoldingOrder], microbatch: int) -> frozenset[int]:
-    """Blocks that `microbatch` entered from another peer, by the order of each block's sum.
-
-    >>> order = [[("a", ((0, 1),))], [("a", ((0,),)), ("b", ((1,),))]]
-    >>> crossings(order, 0), crossings(order, 1)
-    (frozenset(), frozenset({1}))
-    """
-    holders = [
-        next((holder for holder, runs in order if any(microbatch in run for run in runs)), "")
-        for order in orders
-    ]
-    return frozenset(block for block in range(1, len(holders)) if holders[block] != holders[block - 1])
+def by_microbatch(told: Told) -> dict[int, Coding]:
+    """Microbatch → coding of its bundle; others were sent as they are."""
+    return {number: (codec, kept) for codec, kept, ids in told for number in ids}
 
 
 class CodedBorders:
-    """The links of a run whose settings `links` say how each bundle is coded; of another run, none at all."""
+    """How the bundles of one step were coded, by block: those that entered it, and those that came back."""
 
-    def __init__(self, links: LinkSettings) -> None:
-        self._links = links
-        self.code = links.lossy and links.repeats
-        """Whether bundles change on their way."""
+    def __init__(self, entered: Sequence[Told], returned: Sequence[Told]) -> None:
+        self._entered = list(map(by_microbatch, entered))
+        self._returned = list(map(by_microbatch, returned))
 
-    def activations(self, sender: BlockPass, batch: int) -> Bundle:
-        """The bundle that leaves the block `sender`, as it arrives, in a step that trains `batch`."""
-        specs = {name: spec.dtype for name, spec in sender.spec.outputs.items() if name != sender.spec.loss}
-        return self._arrives({name: sender.outputs[name] for name in specs}, specs, batch, gradient=False)
+    def of(self, microbatch: int) -> list[int]:
+        """Blocks that the microbatch's bundle entered as a codec had changed it, in order."""
+        return [block for block, coded in enumerate(self._entered) if microbatch in coded]
 
-    def gradients(self, sender: BlockPass, back: Bundle, batch: int) -> Bundle:
-        """The gradients `back` that leave the block `sender` for the one before it, as they arrive.
+    def entering(self, block: int, microbatch: int, sender: BlockPass) -> Bundle:
+        """The bundle that enters `block`, as it arrives from the block `sender` before it."""
+        dtypes = _dtypes(sender.spec, "outputs")
+        return _arrives(
+            {name: sender.outputs[name] for name in dtypes}, dtypes, self._entered[block][microbatch]
+        )
 
-        What a sparse codec left out of the activations gets no gradient.
+    def returning(self, microbatch: int, sender: BlockPass, back: Bundle) -> Bundle:
+        """The gradients `back` that leave the block `sender`, as they arrive at the block before it.
+
+        What a sparse codec left out of the activations has no gradient.
         """
-        dtypes = {name: spec.dtype for name, spec in sender.spec.inputs.items()}
-        if self._coding(dtypes, batch, gradient=False).codec.sparse:
+        block = sender.spec.index
+        entered = self._entered[block].get(microbatch) if self._entered else None
+        if entered is not None and Codec.of(entered[0]).sparse:
             back = {name: part.where(sender.inputs[name] != 0, 0.0) for name, part in back.items()}
-        return self._arrives(back, dtypes, batch, gradient=True)
-
-    def _coding(self, dtypes: Mapping[str, str], batch: int, *, gradient: bool) -> AdaptiveRatio:
-        width = min((ITEM_BYTES[dtype] for dtype in dtypes.values() if dtype in FLOATING), default=0)
-        return self._links.coding(batch, width, gradient=gradient) if width else AdaptiveRatio(Codec())
-
-    def _arrives(self, bundle: Bundle, dtypes: Mapping[str, str], batch: int, *, gradient: bool) -> Bundle:
-        coding = self._coding({name: dtypes[name] for name in bundle}, batch, gradient=gradient)
-        if coding.codec.values is None:
-            return bundle
-        try:
-            return {name: _arrives(part, dtypes[name], coding) for name, part in bundle.items()}
-        except LocalError:  # a value that the codec cannot represent: the sender sends all as it is
-            return bundle
+        coding = self._returned[block - 1].get(microbatch) if block and self._returned else None
+        return back if coding is None else _arrives(back, _dtypes(sender.spec, "inputs"), coding)
 
 
-def _arrives(tensor: Tensor, dtype: str, coding: AdaptiveRatio) -> Tensor:
+def _dtypes(spec: BlockSpec, side: str) -> dict[str, str]:
+    tensors = spec.inputs if side == "inputs" else spec.outputs
+    return {name: tensor.dtype for name, tensor in tensors.items() if name != spec.loss}
+
+
+def _arrives(bundle: Bundle, dtypes: Mapping[str, str], coding: Coding) -> Bundle:
+    codec, kept = Codec.of(coding[0]), [*coding[1]] or [None] * len(bundle)
+    if len(kept) != len(bundle):  # a lie: so the numbers are others, too
+        return bundle
+    return {
+        name: _coded(part, dtypes[name], codec, count)
+        for (name, part), count in zip(bundle.items(), kept, strict=True)
+    }
+
+
+def _coded(tensor: Tensor, dtype: str, codec: Codec, kept: int | None) -> Tensor:
     flat = tensor.detach().contiguous().flatten()
-    kept = kept_of_tensor(coding.codec, flat, coding.share)
-    target = memoryview(bytearray(room(coding.codec, dtype, len(flat), kept)))
-    written, size = encode(coding.codec, flat, kept, target, squeeze=False)
+    count = len(flat) if kept is None else min(kept, len(flat))
+    target = memoryview(bytearray(room(codec, dtype, len(flat), count)))
+    written, size = encode(codec, flat, count, target, squeeze=False)
     found = torch.empty_like(flat)
-    decode(coding.codec, written, target[:size], found)
+    decode(codec, written, target[:size], found)
     return found.view(tensor.shape)

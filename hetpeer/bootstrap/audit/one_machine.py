@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from torch import Tensor
 from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
-from hetpeer.bootstrap.audit.coded_borders import CodedBorders, crossings
+from hetpeer.bootstrap.audit.coded_borders import CodedBorders
 from hetpeer.bootstrap.audit.folding import Folding
 from hetpeer.bootstrap.audit.replay_script import ids_in_turn, reversed_order
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient, weighted_mean
@@ -64,6 +64,7 @@ from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpro
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
 CPU = torch.device("cpu")
+UNCODED = CodedBorders((), ())
 NOISE_SEEDS = 1 << 10
 """Numbers that `noise` may have."""
 
@@ -89,7 +90,6 @@ class OneMachine:
         self._plan = run.weighted_plan()
         self._ties = Ties(run.manifest.ties)
         self._specs = specs
-        self._borders = CodedBorders(run.manifest.links)
         constants = _constants(run, specs)
         outer = None if run.manifest.outer_rule is None else outer_of(run.manifest.outer_rule)
         groups = tuple((group.pattern, group.changes) for group in self._training.groups)
@@ -115,13 +115,13 @@ class OneMachine:
         `sketched`: with a sketch of each block's gradient.
         """
         number, orders = work["step"], work["orders"]
+        borders = CodedBorders(work["entered"], work["returned"])
         folding = [Folding(held, number, order) for held, order in zip(self.blocks, orders, strict=True)]
         losses, weights = {}, self._plan.training_weights(work["batch"])
         for microbatch in ids_in_turn(orders):
-            crossed = crossings(orders, microbatch) if self._borders.code else frozenset()
-            passes, here = self._forward(number, work, microbatch, crossed)
+            passes, here = self._forward(number, work, microbatch, borders)
             losses[microbatch] = _loss(passes)[1].item()
-            backward = self._backward(passes, share(weights, microbatch), work["batch"], crossed)
+            backward = self._backward(passes, microbatch, share(weights, microbatch), borders)
             for (_, gradients), fold in zip(backward, reversed(folding), strict=True):
                 fold.add(microbatch, gradients, here)
         computable = [i for i in work["skipped"] if weights[i] and self._can_compute(number, work, i)]
@@ -159,7 +159,7 @@ class OneMachine:
             for one in passes:
                 refuse_not_finite({"output": one.outputs})
             weights = self._plan.training_weights(work["batch"])
-            for back, gradients in self._backward(passes, share(weights, microbatch), work["batch"]):
+            for back, gradients in self._backward(passes, microbatch, share(weights, microbatch), UNCODED):
                 given = {n: part for n, part in gradients.items() if part is not None}
                 refuse_not_finite({"gradient": given, "gradient of input": back})
         except (ProtocolError, NotFiniteError):
@@ -186,9 +186,9 @@ class OneMachine:
                 file.keep(path)
 
     def _forward(
-        self, step: int, work: Mapping[str, Any], microbatch: int, crossed: Collection[int] = ()
+        self, step: int, work: Mapping[str, Any], microbatch: int, borders: CodedBorders = UNCODED
     ) -> tuple[list[BlockPass], Pass]:
-        """The blocks' forwards; the bundles that enter the blocks `crossed` come over a link."""
+        """The blocks' forwards, from bundles that are coded at `borders`."""
         early = self._training.head_start if work["behind"] else None
         base = step - work["behind"] if early is None or microbatch < early else step
         train = microbatch < self._training.microbatches
@@ -200,28 +200,27 @@ class OneMachine:
         size = self._training.samples_of(microbatch)
         passes: list[BlockPass] = []
         bundle: Mapping[str, Tensor] = {}
-        for begin, end in pairwise([0, *sorted(crossed), len(self.blocks)]):
+        for begin, end in pairwise([0, *borders.of(microbatch), len(self.blocks)]):
             if begin:
-                bundle = self._borders.activations(passes[-1], work["batch"])
+                bundle = borders.entering(begin, microbatch, passes[-1])
             passes += run_blocks(
                 self.blocks[begin:end], weights[begin:end], bundle, data, size, here, train=train
             )
         return passes, here
 
     def _backward(
-        self, passes: Sequence[BlockPass], of_step: float, batch: int, crossed: Collection[int] = ()
+        self, passes: Sequence[BlockPass], microbatch: int, of_step: float, borders: CodedBorders
     ) -> Iterator[tuple[Mapping[str, Tensor], Gradients]]:
         """Gradients of the inputs and of the parameters, from the last block to the first.
 
-        `of_step`: share of the microbatch's mean loss in the step's. Those that leave the blocks `crossed` go
-        over a link.
+        `of_step`: share of the microbatch's mean loss in the step's. Gradients of inputs are coded at
+        `borders`.
         """
         name, loss = _loss(passes)
         back: Mapping[str, Tensor] = {name: torch.full_like(loss, of_step)}
         for one in reversed(passes):
             back, gradients = backpropagate_block(one, back, parameters=True)
-            if one.spec.index in crossed:
-                back = self._borders.gradients(one, back, batch)
+            back = borders.returning(microbatch, one, back)
             yield back, gradients
 
     def _tied(self, totals: Sequence[Tensor]) -> list[Tensor]:

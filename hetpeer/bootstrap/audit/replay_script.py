@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetpeer.bootstrap.audit.log_checks import MajorityStatements
-from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, FoldingOrder
+from hetpeer.bootstrap.log.evidence import AppliedEvent, CodedBundles, Evidence, FoldingOrder
 from hetpeer.bootstrap.log.history import Decision, History, Record, decisions_of
 
 
@@ -29,6 +29,9 @@ class BlockSum:
     gradient: str
     state: str
     """Digests of the applied sum, and of the state after the update."""
+    entered: Sequence[CodedBundles] = ()
+    returned: Sequence[CodedBundles] = ()
+    """How activations that entered the block were coded, and gradients that came back to it."""
 
     @property
     def holders(self) -> list[str]:
@@ -65,6 +68,8 @@ class ReplayStep:
             "workers": self.workers,
             "skipped": self.skipped,
             "orders": [block.order for block in self.blocks],
+            "entered": [block.entered for block in self.blocks],
+            "returned": [block.returned for block in self.blocks],
             "states": [block.state for block in self.blocks],
         }
 
@@ -225,6 +230,8 @@ def block_sum(events: Sequence[AppliedEvent]) -> BlockSum:
         ordered=said.order is not None,
         gradient=said.gradient,
         state=said.state,
+        entered=[coded for event in events for coded in event.entered],
+        returned=[coded for event in events for coded in event.returned],
     )
 
 

@@ -170,8 +170,7 @@ class SegmentReplay:
 
     def _why(self) -> str:
         if self._run.manifest.links.lossy:
-            alike = "processors differ, or a microbatch went another way than the logs name"
-            return f"links round, and {alike if self._run.manifest.links.repeats else 'no log says how'}"
+            return "links round, and logs do not say all of it: residuals, or what was computed twice"
         if not all(block.ordered for one in self._segment.steps for block in one.blocks):
             return "the logs of an earlier version do not say in which order gradients were added"
         said = {arithmetic for one in self._segment.steps for arithmetic in one.arithmetics}

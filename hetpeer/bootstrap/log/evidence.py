@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, read_events
 from hetpeer.bootstrap.run.manifest_files import Digest
-from hetpeer.bootstrap.run.owner_signature import Count, PeerId
+from hetpeer.bootstrap.run.owner_signature import Count, PeerId, Positive
+from hetpeer.bootstrap.run.settings import CodecName
 from hetpeer.dht.base.errors import ProtocolError
 
 Key = tuple[int, int, int, int, int]
@@ -43,6 +44,10 @@ def order_of(
     return tuple(slots)
 
 
+CodedBundles = tuple[CodecName, list[Positive], list[Count]]
+"""Codec, the elements that it kept of each tensor (none: all), and the ids of the bundles."""
+
+
 class AppliedEvent(BaseModel):
     """A volunteer's statement that it updated a block by the sum of `cover`; `group` > 0: an averaging."""
 
@@ -65,6 +70,10 @@ class AppliedEvent(BaseModel):
     """Slots of the reduce plan: holder, microbatch ids."""
     runs: list[list[Count]] = Field(default_factory=list)
     """Lengths of the runs in which each slot's ids were added (`Cover.runs`); empty: not known."""
+    entered: list[CodedBundles] = Field(default_factory=list)
+    """How the activations were coded from which the writer has computed the block; others: not at all."""
+    returned: list[CodedBundles] = Field(default_factory=list)
+    """The same of the gradients that came back to the block."""
     arithmetic: Annotated[str, Field(max_length=200)] = ""
     """Text on all that decides last bits on the writer's machine (arithmetic.py); empty: not stated."""
     gradient: Digest

@@ -123,11 +123,6 @@ class LinkSettings(ManifestPart):
         return warmed_up(self.ratio, batch, self.ratio_warmup)
 
     @property
-    def repeats(self) -> bool:
-        """Whether what arrives is known from what is sent: no link adapts, and no residual is added."""
-        return not self.adaptive and not self.feedback and (self.reduce == "none" or self.sparse)
-
-    @property
     def codecs(self) -> tuple[Codec, Codec]:
         """Codecs for activations and for their gradients."""
         return Codec.of(self.codec), Codec.of(self.backward or self.codec)

@@ -9,10 +9,14 @@ import itertools
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from hetpeer.averaging import effects as e
+from hetpeer.averaging.member.tensor_heads import Coded
+from hetpeer.averaging.messages import Cover
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
 from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -20,6 +24,7 @@ from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.discovery import LeftoverIds
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
+from hetpeer.stages.links.codec import Codec
 
 AT_ONCE = 200
 """Lines read from the log at a time."""
@@ -123,10 +128,17 @@ class EvidenceLog:
         """Error of the disk because of which the newest lines are in memory only."""
         return self._log.trouble
 
-    def applied(self, applied: e.RecordApplied, incarnation: int, arithmetic: str) -> list[str]:
+    def applied(
+        self,
+        applied: e.RecordApplied,
+        incarnation: int,
+        arithmetic: str,
+        bundles: Mapping[tuple[int, bool], Mapping[int, Coded]] = MappingProxyType({}),
+    ) -> list[str]:
         """Write one line per block on a step's update; returns the lines.
 
-        `arithmetic`: what decides the last bits of this machine's numbers (arithmetic.py).
+        `arithmetic`: what decides the last bits of this machine's numbers (arithmetic.py). `bundles`: (block
+        border, is gradient) → microbatch → how the bundle was coded that arrived here.
         """
         line, number = applied.step.line, applied.step.number
         return [
@@ -147,6 +159,7 @@ class EvidenceLog:
                     "plan": applied.plan,
                     "cover": [[holder, list(ids)] for holder, ids in cover.slots],
                     **({"runs": [list(runs) for runs in cover.runs]} if cover.runs else {}),
+                    **self._coded(cover, bundles),
                     "arithmetic": arithmetic,
                     "gradient": applied.gradients[cover.block],
                     "state": applied.states[cover.block],
@@ -154,6 +167,18 @@ class EvidenceLog:
             )
             for cover in applied.covers
         ]
+
+    def _coded(
+        self, cover: Cover, bundles: Mapping[tuple[int, bool], Mapping[int, Coded]]
+    ) -> dict[str, list[Any]]:
+        """Fields on coded bundles of the ids that we have in the sum of the block of `cover`."""
+        own = [number for holder, ids in cover.slots if holder == self._peer for number in ids]
+        fields = {}
+        for name, place in ("entered", (cover.block, False)), ("returned", (cover.block + 1, True)):
+            coded = bundles.get(place, {})
+            if said := _alike({number: coded[number] for number in own if number in coded}):
+                fields[name] = said
+        return fields
 
     def found(self, step: e.StepId, incarnation: int, sender: str, found: LeftoverIds) -> list[str]:
         """Write down which microbatches the task board showed us; returns the new line.
@@ -232,3 +257,12 @@ class EvidenceLog:
     def close(self) -> None:
         """Close the log file."""
         self._log.close()
+
+
+def _alike(coded: Mapping[int, Coded]) -> list[Any]:
+    """[codec, kept of each tensor, ids] of bundles that were coded alike."""
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for number, one in coded.items():
+        kept = tuple(part.kept for part in one.written) if Codec.of(one.codec).sparse else ()
+        groups.setdefault((one.codec, kept), []).append(number)
+    return [[codec, list(kept), ids] for (codec, kept), ids in groups.items()]

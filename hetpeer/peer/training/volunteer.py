@@ -285,8 +285,9 @@ class Volunteer:
                 for copying in self._states.snapshot(effect):
                     self._spawn(copying)
             case e.RecordApplied():
+                bundles = self._steps.coded_bundles(effect.step)
                 for line in self._evidence.applied(
-                    effect, self.member.hello.incarnation, self.offer.arithmetic
+                    effect, self.member.hello.incarnation, self.offer.arithmetic, bundles
                 ):
                     self.session.give_evidence(line)
                 number = effect.step.number

@@ -31,6 +31,8 @@ from hetpeer.stages.links.codec import Codec
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
 """Codes of the worker's errors for a bundle that no honest peer writes."""
 
+ArrivedBundles = dict[tuple[int, bool], dict[int, Coded]]
+"""(block border, is gradient) → microbatch → how its bundle was coded; others came as they are."""
 BundleHead = ActivationHead | GradientHead
 Send = Callable[[str, BundleHead, Tensor], None]
 Offended = Callable[[str, ProtocolError], None]
@@ -58,6 +60,7 @@ class LinkTranscoder:
     """Gradients that a residual has been taken from: a repeated one is sent without."""
     _codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = field(default_factory=dict)
     """(step, microbatch, block border, is gradient) → first encoding of the bundle, for spot checks."""
+    _arrived: dict[StepId, ArrivedBundles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store = self._posts.store
@@ -163,12 +166,26 @@ class LinkTranscoder:
             if not isinstance(head, ShardHead):
                 self._book.computed("decode", time.monotonic() - began)
             if not bundle.released:
+                self._note(step, head)
                 then(bundle)
 
         return answer()
 
+    def _note(self, step: e.StepId, head: Head) -> None:
+        """Keep how the first bundle was coded that arrived for a task of ours."""
+        if isinstance(head, ShardHead) or head.check or head.coded is None:
+            return
+        border = head.border if isinstance(head, GradientHead) else head.route[0].begin
+        arrived = self._arrived.setdefault(step, {})
+        arrived.setdefault((border, isinstance(head, GradientHead)), {}).setdefault(head.id, head.coded)
+
+    def arrived(self, step: e.StepId) -> ArrivedBundles:
+        """How the bundles were coded that have arrived for `step`."""
+        return self._arrived.get(step.on_wire, {})
+
     def end_step(self, step: e.StepId) -> None:
         """Forget `step`: nothing of it is sent any more."""
+        self._arrived.pop(step, None)
         self._sent = {key for key in self._sent if key[0] != step}
         self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
 

@@ -9,19 +9,11 @@ import torch
 from torch import Tensor
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.squeezing import inflated, squeezed
 from hetpeer.stages.links.top_k import select
 from hetpeer.stages.links.value_codec import ValueCodec, values_at
-
-
-def kept_of_tensor(codec: Codec, flat: Tensor, share: float) -> int:
-    """Elements to keep of a 1-D tensor: that `share` of them, but no zeros if `codec` is sparse."""
-    kept = kept_of(len(flat), share)
-    if codec.sparse and flat.is_floating_point():
-        kept = max(1, min(kept, int(torch.count_nonzero(flat))))
-    return kept
 
 
 def encode(

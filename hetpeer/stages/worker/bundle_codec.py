@@ -10,8 +10,8 @@ from torch import Tensor
 from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
 from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.block_commands import Decode, Encode, ForgetResiduals, MarkBundle
-from hetpeer.stages.links.codec import Codec, EncodedTensor, length
-from hetpeer.stages.links.tensor_codecs import decode, encode, kept_of_tensor
+from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, length
+from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 
@@ -48,7 +48,9 @@ class Encoder(Executor):
             if feedback and flat.is_floating_point():
                 old = residuals[number] if number < len(residuals) else None
                 flat = flat.float() if old is None or len(old) != len(flat) else flat.float() + old
-            kept = kept_of_tensor(codec, flat, command.share)
+            kept = kept_of(len(flat), command.share)
+            if codec.sparse and flat.is_floating_point():
+                kept = max(1, min(kept, int(torch.count_nonzero(flat))))
             try:
                 one, nbytes = encode(codec, flat, kept, target[used:], squeeze=command.squeeze)
             except ValueError as error:  # raised by numpy and memoryview when there is no room
