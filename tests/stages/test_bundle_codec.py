@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hetpeer.bootstrap.audit.coded_borders import arrives
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.graph.block_spec import TensorSpec
@@ -89,6 +90,28 @@ def test_a_bundle_of_several_tensors_comes_back(coders, arena, name):
     assert kept.sum() <= written[0].kept
     assert (there - hidden)[kept].abs().max() < (0.4 if name.endswith("int4") else 0.05)
     assert data.nbytes <= LAYOUT.nbytes
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"])
+def test_one_machine_gets_what_has_arrived(coders, arena, name):
+    """A replay knows the codec and what was kept, and has no arena."""
+    extent, _ = bundle(arena)
+    data, written = encode(coders, arena, extent, name, share=0.03)
+    _, back = decode(coders, arena, name, written, data)
+    there, here = (
+        {
+            field: view(arena, place, getattr(torch, SPECS[field].dtype)).clone()
+            for field, place in LAYOUT.within(at).items()
+        }
+        for at in (extent, back)
+    )
+    dtypes = {field: spec.dtype for field, spec in SPECS.items()}
+    kept = [one.kept for one in written] if Codec.of(name).sparse else []
+    found = arrives(there, dtypes, (name, kept))
+    assert found.keys() == here.keys()
+    assert all(found[field].equal(here[field]) for field in here)
+    assert not found["hidden"].equal(there["hidden"])
+    assert arrives(there, dtypes, (name, [1])) == there, "no honest log says that"
 
 
 def test_zeros_are_not_kept(coders, arena):

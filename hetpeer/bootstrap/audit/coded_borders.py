@@ -42,7 +42,7 @@ class CodedBorders:
     def entering(self, block: int, microbatch: int, sender: BlockPass) -> Bundle:
         """The bundle that enters `block`, as it arrives from the block `sender` before it."""
         dtypes = _dtypes(sender.spec, "outputs")
-        return _arrives(
+        return arrives(
             {name: sender.outputs[name] for name in dtypes}, dtypes, self._entered[block][microbatch]
         )
 
@@ -56,7 +56,7 @@ class CodedBorders:
         if entered is not None and Codec.of(entered[0]).sparse:
             back = {name: part.where(sender.inputs[name] != 0, 0.0) for name, part in back.items()}
         coding = self._returned[block - 1].get(microbatch) if block and self._returned else None
-        return back if coding is None else _arrives(back, _dtypes(sender.spec, "inputs"), coding)
+        return back if coding is None else arrives(back, _dtypes(sender.spec, "inputs"), coding)
 
 
 def _dtypes(spec: BlockSpec, side: str) -> dict[str, str]:
@@ -64,7 +64,8 @@ def _dtypes(spec: BlockSpec, side: str) -> dict[str, str]:
     return {name: tensor.dtype for name, tensor in tensors.items() if name != spec.loss}
 
 
-def _arrives(bundle: Bundle, dtypes: Mapping[str, str], coding: Coding) -> Bundle:
+def arrives(bundle: Bundle, dtypes: Mapping[str, str], coding: Coding) -> Bundle:
+    """Tensors of `bundle` after a link that codes them; `dtypes`: of each, as the graph says."""
     codec, kept = Codec.of(coding[0]), [*coding[1]] or [None] * len(bundle)
     if len(kept) != len(bundle):  # a lie: so the numbers are others, too
         return bundle
