@@ -7,7 +7,7 @@ Tensors of a bundle lie one after the other in the order of the block's spec (st
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -34,6 +34,14 @@ class Coded(Schema):
 
     codec: Annotated[str, Field(max_length=32)]
     written: Annotated[tuple[EncodedTensor, ...], Field(max_length=1 << 10)]
+
+
+class BundleWay(NamedTuple):
+    """Way of bundles past a holder: over which block border, and whether it has sent or received them."""
+
+    border: int
+    gradient: bool
+    sent: bool
 
 
 class ActivationHead(_Head):

@@ -1,7 +1,7 @@
 """Bundles between blocks as links change them, for one machine that computes a run again.
 
-A volunteer's lines say how the bundles were coded from which it has computed (`AppliedEvent.entered`,
-`returned`). So one machine codes and decodes the same numbers the same way, and gets what arrived.
+Volunteers' lines say how the bundles were coded that they have computed with (`AppliedEvent.entered` and the
+others). So one machine codes and decodes the same numbers the same way, and gets what arrived.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Told = Iterable[tuple[str, Sequence[int], Sequence[int]]]
 
 
 def by_microbatch(told: Told) -> dict[int, Coding]:
-    """Microbatch → coding of its bundle; others were sent as they are."""
+    """Microbatch → the last coding that is told of its bundle; others were sent as they are."""
     return {number: (codec, kept) for codec, kept, ids in told for number in ids}
 
 

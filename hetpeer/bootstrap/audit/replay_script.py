@@ -32,11 +32,18 @@ class BlockSum:
     entered: Sequence[CodedBundles] = ()
     returned: Sequence[CodedBundles] = ()
     """How activations that entered the block were coded, and gradients that came back to it."""
+    passed_on: Sequence[CodedBundles] = ()
+    given_back: Sequence[CodedBundles] = ()
+    """How activations that left the block were coded, and gradients of its inputs."""
 
     @property
     def holders(self) -> list[str]:
         """Volunteers whose slots were added up."""
         return sorted({holder for holder, _ in self.order})
+
+
+NOTHING = BlockSum(order=(), ordered=True, gradient="", state="")
+"""In place of the block before the first one, and behind the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,11 @@ class ReplayStep:
     """Microbatches that cannot be computed, by the commit."""
 
     def work(self) -> dict[str, Any]:
-        """The step as one_machine.py reads it."""
+        """The step as one_machine.py reads it.
+
+        Both ends of a link say how its bundles were coded; the word of the receiver, which has computed with
+        them, comes last and counts. If it was killed before its line was kept, the sender's does.
+        """
         return {
             "step": self.step,
             "batch": self.batch,
@@ -68,8 +79,12 @@ class ReplayStep:
             "workers": self.workers,
             "skipped": self.skipped,
             "orders": [block.order for block in self.blocks],
-            "entered": [block.entered for block in self.blocks],
-            "returned": [block.returned for block in self.blocks],
+            "entered": [
+                [*before.passed_on, *block.entered] for before, block in pairwise([NOTHING, *self.blocks])
+            ],
+            "returned": [
+                [*after.given_back, *block.returned] for block, after in pairwise([*self.blocks, NOTHING])
+            ],
             "states": [block.state for block in self.blocks],
         }
 
@@ -232,6 +247,8 @@ def block_sum(events: Sequence[AppliedEvent]) -> BlockSum:
         state=said.state,
         entered=[coded for event in events for coded in event.entered],
         returned=[coded for event in events for coded in event.returned],
+        passed_on=[coded for event in events for coded in event.passed_on],
+        given_back=[coded for event in events for coded in event.given_back],
     )
 
 

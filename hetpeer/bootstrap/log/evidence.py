@@ -74,6 +74,10 @@ class AppliedEvent(BaseModel):
     """How the activations were coded from which the writer has computed the block; others: not at all."""
     returned: list[CodedBundles] = Field(default_factory=list)
     """The same of the gradients that came back to the block."""
+    passed_on: list[CodedBundles] = Field(default_factory=list)
+    """The same of the activations that the writer sent from the block to the next one."""
+    given_back: list[CodedBundles] = Field(default_factory=list)
+    """The same of the gradients that it sent to the block before."""
     arithmetic: Annotated[str, Field(max_length=200)] = ""
     """Text on all that decides last bits on the writer's machine (arithmetic.py); empty: not stated."""
     gradient: Digest

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.member.tensor_heads import Coded
+from hetpeer.averaging.member.tensor_heads import BundleWay, Coded
 from hetpeer.averaging.messages import Cover
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
 from hetpeer.bootstrap.run.durable_files import disk_errors
@@ -133,12 +133,12 @@ class EvidenceLog:
         applied: e.RecordApplied,
         incarnation: int,
         arithmetic: str,
-        bundles: Mapping[tuple[int, bool], Mapping[int, Coded]] = MappingProxyType({}),
+        bundles: Mapping[BundleWay, Mapping[int, Coded]] = MappingProxyType({}),
     ) -> list[str]:
         """Write one line per block on a step's update; returns the lines.
 
-        `arithmetic`: what decides the last bits of this machine's numbers (arithmetic.py). `bundles`: (block
-        border, is gradient) → microbatch → how the bundle was coded that arrived here.
+        `arithmetic`: what decides the last bits of this machine's numbers (arithmetic.py). `bundles`: way →
+        microbatch → how its bundle was coded.
         """
         line, number = applied.step.line, applied.step.number
         return [
@@ -168,14 +168,19 @@ class EvidenceLog:
             for cover in applied.covers
         ]
 
-    def _coded(
-        self, cover: Cover, bundles: Mapping[tuple[int, bool], Mapping[int, Coded]]
-    ) -> dict[str, list[Any]]:
+    def _coded(self, cover: Cover, bundles: Mapping[BundleWay, Mapping[int, Coded]]) -> dict[str, list[Any]]:
         """Fields on coded bundles of the ids that we have in the sum of the block of `cover`."""
         own = [number for holder, ids in cover.slots if holder == self._peer for number in ids]
+        before, after = cover.block, cover.block + 1
+        ways = {
+            "entered": BundleWay(before, gradient=False, sent=False),
+            "given_back": BundleWay(before, gradient=True, sent=True),
+            "passed_on": BundleWay(after, gradient=False, sent=True),
+            "returned": BundleWay(after, gradient=True, sent=False),
+        }
         fields = {}
-        for name, place in ("entered", (cover.block, False)), ("returned", (cover.block + 1, True)):
-            coded = bundles.get(place, {})
+        for name, way in ways.items():
+            coded = bundles.get(way, {})
             if said := _alike({number: coded[number] for number in own if number in coded}):
                 fields[name] = said
         return fields

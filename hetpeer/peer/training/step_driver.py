@@ -30,7 +30,7 @@ from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution, task_name
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
-from hetpeer.peer.transport.link_transcoder import ArrivedBundles, LinkTranscoder, MemoryWait
+from hetpeer.peer.transport.link_transcoder import CodedBundles, LinkTranscoder, MemoryWait
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
@@ -180,9 +180,9 @@ class StepDriver:
         if place is not None:
             self._start(place.posts.command(v.DropCopies() if step.group else c.ClearStep(step=step.number)))
 
-    def coded_bundles(self, step: e.StepId) -> ArrivedBundles:
-        """How the bundles were coded that arrived here for `step`."""
-        return {} if self._place is None else self._transcoder.arrived(step)
+    def coded_bundles(self, step: e.StepId) -> CodedBundles:
+        """How the bundles of `step` were coded that came here, or left here."""
+        return {} if self._place is None else self._transcoder.coded_bundles(step)
 
     def release(self, handle: p.Handle) -> None:
         """Free a tensor of ours."""

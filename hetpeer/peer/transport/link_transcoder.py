@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, Head, ShardHead
+from hetpeer.averaging.member.tensor_heads import (
+    ActivationHead,
+    BundleWay,
+    Coded,
+    GradientHead,
+    Head,
+    ShardHead,
+)
 from hetpeer.dht.base.errors import ProtocolError, short_id
 from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
@@ -31,8 +38,8 @@ from hetpeer.stages.links.codec import Codec
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
 """Codes of the worker's errors for a bundle that no honest peer writes."""
 
-ArrivedBundles = dict[tuple[int, bool], dict[int, Coded]]
-"""(block border, is gradient) → microbatch → how its bundle was coded; others came as they are."""
+CodedBundles = dict[BundleWay, dict[int, Coded]]
+"""Way → microbatch → how its bundle was coded; others went as they are."""
 BundleHead = ActivationHead | GradientHead
 Send = Callable[[str, BundleHead, Tensor], None]
 Offended = Callable[[str, ProtocolError], None]
@@ -60,7 +67,7 @@ class LinkTranscoder:
     """Gradients that a residual has been taken from: a repeated one is sent without."""
     _codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = field(default_factory=dict)
     """(step, microbatch, block border, is gradient) → first encoding of the bundle, for spot checks."""
-    _arrived: dict[StepId, ArrivedBundles] = field(default_factory=dict)
+    _bundles: dict[StepId, CodedBundles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store = self._posts.store
@@ -123,8 +130,11 @@ class LinkTranscoder:
             into.length = done.nbytes
             self._book.computed("encode", time.monotonic() - began)
             self._book.sent(peer, layout.nbytes, done.nbytes, gradient=gradient)
-            coded = Coded(codec=str(coding.codec), written=done.written)
-            self._send(peer, head.model_copy(update={"coded": coded}), into)
+            head_of_coded = head.model_copy(
+                update={"coded": Coded(codec=str(coding.codec), written=done.written)}
+            )
+            self._note(step.on_wire, head_of_coded, sent=True)
+            self._send(peer, head_of_coded, into)
 
         return answer()
 
@@ -166,26 +176,28 @@ class LinkTranscoder:
             if not isinstance(head, ShardHead):
                 self._book.computed("decode", time.monotonic() - began)
             if not bundle.released:
-                self._note(step, head)
+                self._note(step, head, sent=False)
                 then(bundle)
 
         return answer()
 
-    def _note(self, step: e.StepId, head: Head) -> None:
-        """Keep how the first bundle was coded that arrived for a task of ours."""
+    def _note(self, step: e.StepId, head: Head, *, sent: bool) -> None:
+        """Keep how a bundle was coded: the first that arrived for a task of ours, the last that was sent."""
         if isinstance(head, ShardHead) or head.check or head.coded is None:
             return
         border = head.border if isinstance(head, GradientHead) else head.route[0].begin
-        arrived = self._arrived.setdefault(step, {})
-        arrived.setdefault((border, isinstance(head, GradientHead)), {}).setdefault(head.id, head.coded)
+        way = BundleWay(border, isinstance(head, GradientHead), sent)
+        bundles = self._bundles.setdefault(step, {}).setdefault(way, {})
+        if sent or head.id not in bundles:
+            bundles[head.id] = head.coded
 
-    def arrived(self, step: e.StepId) -> ArrivedBundles:
-        """How the bundles were coded that have arrived for `step`."""
-        return self._arrived.get(step.on_wire, {})
+    def coded_bundles(self, step: e.StepId) -> CodedBundles:
+        """How the bundles of `step` were coded that came here, or left here."""
+        return self._bundles.get(step.on_wire, {})
 
     def end_step(self, step: e.StepId) -> None:
         """Forget `step`: nothing of it is sent any more."""
-        self._arrived.pop(step, None)
+        self._bundles.pop(step, None)
         self._sent = {key for key in self._sent if key[0] != step}
         self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
 
