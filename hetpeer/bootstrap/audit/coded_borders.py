@@ -66,7 +66,8 @@ def _dtypes(spec: BlockSpec, side: str) -> dict[str, str]:
 
 def arrives(bundle: Bundle, dtypes: Mapping[str, str], coding: Coding) -> Bundle:
     """Tensors of `bundle` after a link that codes them; `dtypes`: of each, as the graph says."""
-    codec, kept = Codec.of(coding[0]), [*coding[1]] or [None] * len(bundle)
+    codec = Codec.of(coding[0])
+    kept: Sequence[int | None] = coding[1] or [None] * len(bundle)
     if len(kept) != len(bundle):  # a lie: so the numbers are others, too
         return bundle
     return {
