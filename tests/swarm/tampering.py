@@ -446,9 +446,9 @@ def little_memory() -> None:
 
 def no_room_for_kept() -> None:
     """A volunteer whose owner's limit leaves nothing beside the worker's part of a place."""
-    from hetpeer.peer.training import volunteer
+    from hetpeer.peer.training import place_loading
 
-    volunteer.bundles_beside = lambda *_, **__: 1  # none would be: no place, and no grants
+    place_loading.bundles_beside = lambda *_, **__: 1  # none would be: no place, and no grants
 
 
 def room_for_a_model(nbytes: str) -> None:
