@@ -151,7 +151,7 @@ class Trainer:
         self._ask(
             c.Forward(
                 step=self._step,
-                version=self._step,
+                versions=(self._step,) * len(self._blocks),
                 task=str(number),
                 begin=self._blocks.start,
                 end=self._blocks.stop,

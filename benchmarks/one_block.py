@@ -188,7 +188,7 @@ class _Work:
         forward = await self._compute.submit(
             c.Forward(
                 step=0,
-                version=0,
+                versions=(0,),
                 task="0",
                 begin=spec.index,
                 end=spec.index + 1,

@@ -12,14 +12,13 @@ from typing import Final, NamedTuple
 
 from hetpeer.averaging.messages import EVERYBODY, Cover, Mark, Message, Place, Prove, Show, TermView, Testify
 from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.delays import Delays
 from hetpeer.stages.pipeline.effects import Handle, Release
 
 STATE: Final = -1
 """Stands for the parameters themselves, which clusters average, where a slot is named."""
 COPY: Final = -2
 """The copy of them that was taken when a delayed averaging began."""
-EVERY_ID: Final = 1 << 30
-"""More than a step has ids."""
 
 
 class StepId(NamedTuple):
@@ -27,9 +26,8 @@ class StepId(NamedTuple):
 
     A volunteer that leaves a step and enters it again has another `entry`, so that results of its first entry
     are not taken for results of the second. `batch` is the batch that is trained; `group` above 0 is the
-    group that averages. The parameters that the step is computed with are `behind` versions older than those
-    that its update is applied to. Ids from `early` on are computed with the latter (docs/asynchronous.md, "A
-    head start").
+    group that averages. When the step was opened, the newest version was `behind` versions older than the
+    one that its update is applied to; `delays` says which of them each microbatch is computed with.
     """
 
     line: TermView
@@ -38,16 +36,20 @@ class StepId(NamedTuple):
     batch: int = 0
     group: int = 0
     behind: int = 0
-    early: int = EVERY_ID
+    delays: Delays = Delays()
 
     @property
     def base(self) -> int:
         """The version of the parameters with which it is begun."""
         return self.number - self.behind
 
-    def version_of(self, microbatch: int) -> int:
-        """The version of the parameters with which that is computed."""
-        return self.base if microbatch < self.early else self.number
+    def version_of(self, microbatch: int, block: int) -> int:
+        """The version of the parameters of `block` with which that is computed."""
+        return self.number - self.delays.behind(self.behind, microbatch, block)
+
+    def base_of(self, block: int) -> int:
+        """The oldest version of the parameters of `block` that any microbatch is computed with."""
+        return self.version_of(0, block)
 
     @property
     def on_wire(self) -> StepId:

@@ -114,6 +114,34 @@ def test_parameters_older_than_they_may_be_are_named(
     assert passes or "step 1 is of parameters 1 updates old" in verdict.problems
 
 
+@pytest.mark.parametrize(("last", "named"), [(1, False), (0, True)])
+def test_a_stage_that_is_said_to_be_staler_than_it_may_be_is_named(
+    fresh: RunDirectory, volunteers: list[Identity], last: int, named: bool
+) -> None:
+    """Step 1 was opened one behind; all say that they computed all blocks with version 0."""
+    stages = len(fresh.manifest.layouts[0])
+    training = fresh.manifest.training.model_copy(
+        update={"staleness": min(2, last + stages - 1), "last_staleness": last}
+    )
+    run = sign_again(fresh, training=training)
+    Engine(run, volunteers).train()
+
+    def older(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if (record["kind"], record.get("step")) == ("commit", 1):
+                record |= {"behind": 1}
+
+    rewrite_log(run, older)
+    for volunteer in volunteers:
+        for block in range(len(run.manifest.blocks)):
+            resign(run, volunteer, lambda record: record.update(base=0), block=block)
+    verdict = audit(run.path)
+    begin, _ = run.manifest.layouts[0][-1]
+    problem = f"step 1 block {begin}: computed with another version than was decided"
+    assert (problem in verdict.problems) == named, verdict.problems
+    assert verdict.ok == (not named), verdict.problems
+
+
 @pytest.mark.parametrize(("batch", "named"), [(1, True), (2, False)])
 def test_whether_parameters_of_a_grouped_run_may_be_older_is_a_matter_of_the_batch(
     fresh: RunDirectory, volunteers: list[Identity], batch: int, named: bool

@@ -10,6 +10,7 @@ from hetpeer.bootstrap.log.evidence import AppliedEvent
 from hetpeer.bootstrap.log.history import decisions_of
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.peer.cli.author import audit_command as command
+from hetpeer.stages.pipeline.delays import Delays
 from tests.bootstrap.court import BLOCKS, Court
 from tests.bootstrap.engine import rewrite_log
 
@@ -112,9 +113,9 @@ def said(step, base, peer="a", ids=(0, 1)):
     return AppliedEvent.model_construct(peer=peer, step=step, base=base, cover=[(peer, list(ids))])
 
 
-def listed(records, applied, early=None):
+def listed(records, applied, delays=None):
     surviving = [d for record in records for d in decisions_of(record)]
-    return ContributionLog(records, surviving, applied, 2, 1, early)
+    return ContributionLog(records, surviving, applied, 2, 1, delays)
 
 
 def test_used_is_signed_where_holders_name_the_id_once_and_the_base():
@@ -133,10 +134,31 @@ def test_used_is_signed_where_holders_name_the_id_once_and_the_base():
 def test_with_a_head_start_the_first_ids_of_a_step_are_stale_and_the_others_fresh():
     records = [commit(0, late=[], lost=[]), commit(1, behind=1, late=[("a", [0])], lost=[("b", [1])])]
     applied = {(0, 0, step, 1, 0): [said(step, 0)] for step in range(2)}
-    found = [(one.state, one.id, one.base, one.staleness, one.signed) for one in listed(records, applied, 1)]
+    told = listed(records, applied, Delays(head_start=1))
+    found = [(one.state, one.id, one.base, one.staleness, one.signed) for one in told]
     assert found[:2] == [("used", 0, 0, 0, True), ("used", 1, 0, 0, True)]
     assert found[2:4] == [("used", 0, 0, 1, True), ("used", 1, 1, 0, True)]
     assert found[4:] == [("late", 0, 0, 1, False), ("lost", 1, 1, 0, False)]
+
+
+def test_with_staleness_by_stage_each_block_has_to_be_signed_with_its_own_base():
+    records = [commit(step, behind=min(step, 1), late=[], lost=[]) for step in range(3)]
+    applied = {
+        (0, 0, 0, 1, 0): [said(0, 0)],
+        (0, 0, 0, 1, 1): [said(0, 0)],
+        (0, 0, 1, 1, 0): [said(1, 0)],
+        (0, 0, 1, 1, 1): [said(1, 1)],
+        (0, 0, 2, 1, 0): [said(2, 1)],
+        (0, 0, 2, 1, 1): [said(2, 1)],
+    }
+    surviving = [d for record in records for d in decisions_of(record)]
+    told = ContributionLog(records, surviving, applied, 2, 2, Delays(stages=((0, 1), (1, 0))))
+    assert [(one.step, one.id, one.base) for one in told if one.signed] == [
+        (0, 0, 0),
+        (0, 1, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+    ]
 
 
 def test_a_batch_is_told_with_the_averaging_by_which_it_came_to_others():

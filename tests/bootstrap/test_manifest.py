@@ -22,6 +22,7 @@ from hetpeer.bootstrap.run.manifest import (
 from hetpeer.bootstrap.run.owner_signature import MANIFEST, unpack
 from hetpeer.bootstrap.run.settings import AveragingSettings, TrustSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.pipeline.delays import Delays
 from tests.amounts import examples
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -115,6 +116,39 @@ def test_the_data_plan_is_the_manifests() -> None:
     assert (plan.kind, plan.seed, plan.batch_size, plan.microbatch_size) == ("arrays", 7, 128, 8)
     assert (plan.sample["x"].dtype, plan.sample["x"].shape) == ("float32", (2, 3))
     assert [shard.samples for shard in plan.train] == [20]
+
+
+@pytest.mark.parametrize(
+    ("training", "stages"),
+    [
+        ({}, ()),
+        ({"staleness": 2}, ()),
+        ({"staleness": 1, "last_staleness": 0}, ((0, 1), (1, 0))),
+        ({"staleness": 2, "last_staleness": 1}, ((0, 2), (1, 1))),
+    ],
+)
+def test_each_stage_may_be_one_step_staler_than_the_next(training: dict[str, int], stages: Any) -> None:
+    manifest = validated(Manifest, make_fields() | {"training": training})
+    assert manifest.delays == Delays(stages=stages)
+    assert ("last_staleness" in manifest.training.model_dump()) == bool(stages), (
+        "earlier versions read others"
+    )
+
+
+def test_three_stages_may_have_a_bound_in_common() -> None:
+    layouts = {"layouts": [[[0, 1], [1, 2], [2, 3]]]}
+    training = {"staleness": 1, "last_staleness": 0, "head_start": 1}
+    manifest = validated(Manifest, make_fields() | layouts | {"training": training})
+    assert manifest.delays == Delays(head_start=1, stages=((0, 1), (1, 1), (2, 0)))
+
+
+def test_a_model_of_more_blocks_than_links_have_pools_is_refused_staleness_by_stage() -> None:
+    fields = make_fields()
+    blocks = [{**fields["blocks"][0], "index": index} for index in range(251)]
+    many = {"blocks": blocks, "layouts": [[[0, 1], [1, 251]]]}
+    assert validated(Manifest, fields | many | {"training": {"staleness": 1}}).delays == Delays()
+    with pytest.raises(LocalError, match="goes with up to 250 blocks"):
+        validated(Manifest, fields | many | {"training": {"staleness": 1, "last_staleness": 0}})
 
 
 def test_what_is_clipped_is_not_shared_between_blocks() -> None:
@@ -322,6 +356,14 @@ def test_a_version_that_is_none_is_refused() -> None:
         ("training", {"schedule": [[5, 1.0], [5, 0.5]]}, "schedule"),
         ("training", {"fresh_steps": 2}, "training.fresh_steps"),
         ("training", {"staleness": 1, "steps": 9, "fresh_steps": 9}, "leaves none of 9 steps"),
+        ("training", {"staleness": 1, "last_staleness": 1}, "training.last_staleness 1 is not below"),
+        ("training", {"last_staleness": 0}, "training.last_staleness 0 is not below"),
+        (
+            "training",
+            {"staleness": 1, "last_staleness": 0, "compensation": 0.5},
+            "training.compensation is for steps whose blocks are all as old",
+        ),
+        ("training", {"staleness": 5, "last_staleness": 0}, "training.staleness 5 is more than"),
         ("training", {"batch_size": 8, "microbatch_size": 5, "slot_size": 3}, "training.slot_size"),
         ("training", {"batch_size": 7, "microbatch_size": 8, "slot_size": 1}, "training.microbatch_size"),
         ("data", DATA | {"heldout": []}, "data.heldout"),

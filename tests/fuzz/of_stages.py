@@ -268,7 +268,7 @@ COMMANDS = [
     c.Unload(block=0),
     c.Forward(
         step=1,
-        version=1,
+        versions=(1, 1),
         task="t",
         begin=0,
         end=2,

@@ -132,6 +132,7 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
             ("--staleness 1 --warmup-steps 7", 7),
             ("--staleness 1 --warmup-steps 7 --fresh-steps 0", 0),
             ("--warmup-steps 7", 0),
+            ("--staleness 1 --last-staleness 0 --warmup-steps 7", 7),
         ],
         [("--staleness 1 --warmup-steps 7", 7)],
     ),
@@ -143,7 +144,17 @@ def test_steps_overlap_once_the_rate_has_risen_unless_said_otherwise(
     text = tmp_path / "author" / "text.txt"
     usual = "--batch-size 8 --microbatch-size 2 --sequence-length 16"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *usual.split(), *options.split())
-    assert RunDirectory.open(tmp_path / "run").manifest.training.fresh_steps == fresh_steps
+    manifest = RunDirectory.open(tmp_path / "run").manifest
+    assert manifest.training.fresh_steps == fresh_steps
+    told = dict(settings_lines(manifest)).get("staleness", "")
+    assert ("at most 1, 0 steps old, stage by stage" in told) == ("--last-staleness" in options)
+
+
+def test_a_staleness_that_no_stage_would_have_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    options = "--staleness 2 --last-staleness 0 --fresh-steps 0"
+    with pytest.raises(LocalError, match="staleness 2 is more than 1") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", *options.split())
+    assert caught.value.code == "HP-RUN-001"
 
 
 SPARSE = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --unchecked --reduce-codec topk2"

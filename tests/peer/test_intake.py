@@ -110,10 +110,11 @@ def test_pools_and_costs(schema: TensorSchema) -> None:
     first = min(schema.specs)
     raw = schema.input_layout(first, 0).nbytes
     coded = Coded(codec="int8", written=())
-    assert [pool_of(activation(schema, hops)) for hops in (1, 2, 3)] == [ACTIVATIONS + n for n in range(3)]
-    assert pool_of(GradientHead(**OWN, id=0, border=first + 1)) == GRADIENTS
+    found = [pool_of(activation(schema, hops), schema) for hops in (1, 2, 3)]
+    assert found == [ACTIVATIONS + n for n in range(3)]
+    assert pool_of(GradientHead(**OWN, id=0, border=first + 1), schema) == GRADIENTS
     shard = ShardHead(**OWN, kind="part", plan=0, block=first, index=0, begin=0, end=10)
-    assert (pool_of(shard), cost_of(shard, 40, schema, sending=False)) == (SHARDS, 40)
+    assert (pool_of(shard, schema), cost_of(shard, 40, schema, sending=False)) == (SHARDS, 40)
     rounded = shard.model_copy(update={"coded": Coded(codec="int8", written=())})
     assert cost_of(rounded, 12, schema, sending=False) == 12 + 40
     assert schema.shard_layout(10).nbytes == 40

@@ -18,7 +18,7 @@ def test_a_forward_hands_its_bundle_on_and_each_part_has_its_own_data():
     data = {"tokens": TOKENS["x"], "targets": TARGETS["x"]}
     whole = Forward(
         step=1,
-        version=1,
+        versions=(7, 8, 9),
         task="a",
         begin=2,
         end=5,
@@ -34,6 +34,7 @@ def test_a_forward_hands_its_bundle_on_and_each_part_has_its_own_data():
     first, last = (part.command for part in work.parts)
     assert [part.block for part in work.parts] == [2, 4]
     assert (first.begin, first.end, first.inputs, first.outputs) == (2, 4, IN, BETWEEN)
+    assert (first.versions, last.versions) == ((7, 8), (9,))
     assert (last.begin, last.end, last.inputs, last.outputs) == (4, 5, BETWEEN, OUT)
     assert (first.data.keys(), last.data.keys()) == ({"tokens"}, {"targets"})
     assert (first.sparse, last.sparse) == (True, False), "nothing is left out between devices"

@@ -1,6 +1,6 @@
 """The author's eager module with the parameter delays of a run whose steps overlap (docs/asynchronous.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,20 @@ class DelayedParameters:
     """A module's parameters as they were some updates ago.
 
     `behind` gives the delay of each step, in updates. Microbatches before `early` (None: all) use the delayed
-    parameters.
+    parameters. `bounds`: name of a parameter → its largest delay, which may be less than the step's.
     """
 
-    def __init__(self, module: nn.Module, behind: Sequence[int], early: int | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        behind: Sequence[int],
+        early: int | None = None,
+        bounds: Mapping[str, int] | None = None,
+    ) -> None:
         self._weights = [*module.parameters()]
+        bounds, names = bounds or {}, [name for name, _ in module.named_parameters()]
+        assert bounds.keys() <= {*names}, bounds.keys() - {*names}
+        self._bounds = [bounds.get(name, max(behind, default=0)) for name in names]
         self._most, self._early = max(behind, default=0), early
         self._versions: list[Tensor] = []
 
@@ -27,7 +36,9 @@ class DelayedParameters:
             return
         now = parameters_to_vector(self._weights).detach().clone()
         self._versions = [*self._versions, now][-1 - self._most :]
-        self._base = self._versions[-1 - behind]
+        parts = [version.split([weight.numel() for weight in self._weights]) for version in self._versions]
+        each = [parts[-1 - min(behind, most)][n] for n, most in enumerate(self._bounds)]
+        self._base = torch.cat(each)
         vector_to_parameters(self._base.clone(), self._weights)
 
     def forth(self, compensation: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Eager training by torch alone: `python -m tests.reference.eager_training DIR OUT.json [0,…]`."""
+"""Eager training by torch alone: `python -m tests.reference.eager_training DIR OUT.json [0,…] {"p":0,…}`."""
 
 import functools
 import inspect
@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -22,8 +23,8 @@ from tests.reference.delayed_parameters import DelayedParameters
 from tests.reference.torch_optimizer import clip_gradients, optimizer_of
 
 
-def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Losses, norms, held-out losses, final state by its file's names. `behind`: staleness of each step."""
+def train(directory: Path, behind: list[int], most: dict[str, int]) -> tuple[Any, dict[str, Tensor]]:
+    """Losses, norms, held-out losses; final state. `behind`: staleness of steps; `most`: of parameters."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
     if file := manifest["data"].get("weights"):
@@ -44,7 +45,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
-    delayed = DelayedParameters(model, behind, settings.get("head_start"))
+    delayed = DelayedParameters(model, behind, settings.get("head_start"), most)
     losses, norms, evaluations = [], [], {}
     held_out = {number: weight for number, weight in plan.evaluation_weights.items() if weight}
     for step in range(steps + 1):
@@ -73,6 +74,6 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    (records, final), out = train(Path(sys.argv[1]), json.loads(sys.argv[3])), Path(sys.argv[2])
+    (records, final), out = train(Path(sys.argv[1]), *map(json.loads, sys.argv[3:])), Path(sys.argv[2])
     save_file(final, out.with_suffix(".safetensors"))
     out.write_text(json.dumps(records))

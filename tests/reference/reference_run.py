@@ -25,11 +25,16 @@ class ReferenceRun:
     state: Mapping[str, np.ndarray[Any, Any]]
 
 
-def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> ReferenceRun:
-    """Train `steps` steps in a child process, which may raise `RuntimeError`. `behind`: staleness of each."""
+def run_reference(
+    directory: Path, steps: int, behind: Sequence[int] = (), bounds: Mapping[str, int] | None = None
+) -> ReferenceRun:
+    """Train `steps` steps in a child process, which may raise `RuntimeError`. `behind`: staleness of each;
+    `bounds`: parameter → the most that it is stale, if that is less.
+    """
     with TemporaryDirectory() as folder:
         out = Path(folder) / "reference.json"
-        arguments = [str(directory), str(out), json.dumps([*behind] or [0] * steps)]
+        stale = json.dumps([*behind] or [0] * steps), json.dumps({**(bounds or {})})
+        arguments = [str(directory), str(out), *stale]
         status, said = run_child("tests.reference.eager_training", arguments)
         if status:
             raise RuntimeError((said.strip().splitlines() or ["the reference was killed"])[-1])

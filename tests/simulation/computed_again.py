@@ -23,12 +23,12 @@ def differences(
     numerics: CheckedNumerics,
     ties: Ties,
     steps: Sequence[tuple[Covers, Mapping[str, Any]]],
-    base: Callable[[int, int], int],
+    base: Callable[[int, int, int], int],
     states: Callable[[int, int], str],
 ) -> list[str]:
     """The first step whose numbers are not the run's, with its blocks; an empty list if there is none.
 
-    `steps`: covers and commit record of each; `base`: (step, id) → version that it is computed with;
+    `steps`: covers and commit record of each; `base`: (step, id, block) → version that it is computed with;
     `states`: (version, block) → digest of the run's state.
     """
     blocks = range(numerics.blocks)
@@ -37,7 +37,11 @@ def differences(
         orders = [order_of(covers[block].slots, covers[block].runs) for block in blocks]
         if any(order is None for order in orders):
             return [f"step {step} does not say in which order it was added up"]
-        sums = _sums(numerics, orders, lambda i, step=step: (step, i, versions[base(step, i)]))
+        sums = _sums(
+            numerics,
+            orders,
+            lambda i, step=step: (step, i, [versions[base(step, i, block)][block] for block in blocks]),
+        )
         sums = [_tied(numerics, ties, block, sums) for block in blocks]
         wrong = [b for b in blocks if numerics.inspect(b, sums[b])[0] != commit["gradients"][b]]
         coefficient = commit["coefficient"]

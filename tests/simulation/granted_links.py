@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.streams.flow_control import GrantBudget, GrantQueue, HeldBytes, LinkGrants, Pool
-from hetpeer.peer.transport.uplink import ACTIVATIONS, Pressure
+from hetpeer.peer.transport.uplink import Pressure
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
@@ -37,7 +37,9 @@ class GrantedLink:
             GrantBudget(max(sizes.values()), 2 * sum(sizes.values())),
             GrantBudget(1, frames),
         )
-        self._grants = LinkGrants(budgets, ACTIVATIONS + len(sizes), HeldBytes(), self._announce)
+        self._grants = LinkGrants(
+            budgets, receiver.swarm.pools.count(len(sizes)), HeldBytes(), self._announce
+        )
         self._lane = self._grants.lane()
         self._announcing = False
         self._announce()

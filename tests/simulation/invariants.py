@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -52,7 +52,7 @@ class Checks(SimObserver):
         self._microbatches = config.microbatches
         self._fails_at = config.fails_at
         self._staleness = config.staleness
-        self._early = config.head_start
+        self._delays = config.delays
         self._fresh = config.fresh_steps
         self._ties = Ties(config.ties)
         self._false_digests = any(config.told_by(peer) & FALSE_DIGESTS for peer in config.lies)
@@ -215,14 +215,17 @@ class Checks(SimObserver):
         """The run is over; `states` is the last checkpoint."""
         require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
         commits = self.history.commits
-        bases = [self._bases(step, commits[step].get("behind", 0)) for step in range(self._steps)]
         for block, state in states.items():
+            bases = [
+                {i: self._base(step, commits[step], i, block) for i in self.counts(step)}
+                for step in range(self._steps)
+            ]
             exact = self._numerics.check_final(block, bases, state)
             require(exact, f"block {block} ended in another state than that of one machine")
         if not self._false_digests:
-            self._is_computed_again(bases)
+            self._is_computed_again()
 
-    def _is_computed_again(self, bases: Sequence[Mapping[int, int]]) -> None:
+    def _is_computed_again(self) -> None:
         """One machine that adds in the order of the covers gets all gradients and states, bit by bit."""
         commits = [self.history.commits[step] for step in range(self._steps)]
         keys = [(commit["term"], commit["view"], step) for step, commit in enumerate(commits)]
@@ -230,14 +233,14 @@ class Checks(SimObserver):
             self._numerics,
             self._ties,
             [(self._summed[key], commit) for key, commit in zip(keys, commits, strict=True)],
-            lambda step, i: bases[step][i],
+            lambda step, i, block: self._base(step, commits[step], i, block),
             lambda version, block: self._states[self._lineage[version], block],
         )
         require(not found, "; ".join(found))
 
-    def _bases(self, step: int, behind: int) -> dict[int, int]:
-        """Id of `step` → version that it is computed with."""
-        return {i: step - behind if i < self._early else step for i in self.counts(step)}
+    def _base(self, step: int, commit: Mapping[str, Any], microbatch: int, block: int) -> int:
+        """Version of `block` that a microbatch of `step` is computed with."""
+        return step - self._delays.behind(commit.get("behind", 0), microbatch, block)
 
 
 def require(holds: bool, what: str) -> None:

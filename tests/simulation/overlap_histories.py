@@ -30,8 +30,12 @@ NEVER = 100
 """Steps between evaluations: whatever is evaluated begins alone."""
 
 
-def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS) -> HistoryOutcome:
+def simulate(
+    seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS, by_stage: bool = False
+) -> HistoryOutcome:
     """One history; a violation is in the outcome.
+
+    `by_stage`: later stages are less stale, and every other link has room for one or two bundles only.
 
     `coverage` counts histories without clusters only: clusters have another core.
     """
@@ -45,6 +49,13 @@ def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int 
     )
     if shaped // 4 % 2 == 0:
         config = replace(config, head_start=1 + shaped // 8 % config.microbatches)
+    if by_stage:
+        least, after = shaped % config.staleness, range(len(config.layouts[0]) - 1, -1, -1)
+        bounds = [
+            (begin, min(config.staleness, least + n))
+            for (begin, _), n in zip(config.layouts[0], after, strict=True)
+        ]
+        config = replace(config, stage_staleness=tuple(bounds), granted_frames=shaped // 2 % 3)
     if clusters:
         several = max(config.volunteers, 2 * len(config.layouts[0]))
         config = replace(config, volunteers=several)
@@ -62,10 +73,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--by-stage", action="store_true", help="later stages are less stale")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.count)
     return histories.tell(
-        [simulate(seed, Coverage(), faults=options.faults, steps=options.steps) for seed in seeds]
+        [
+            simulate(seed, Coverage(), faults=options.faults, steps=options.steps, by_stage=options.by_stage)
+            for seed in seeds
+        ]
     )
 
 

@@ -92,7 +92,11 @@ class Played:
         for cover in record.covers:
             key = line.cluster, line.view, step.number, record.plan, cover.block
             said = AppliedEvent.model_construct(
-                kind="applied", peer=volunteer, step=step.number, base=step.base, cover=cover.slots
+                kind="applied",
+                peer=volunteer,
+                step=step.number,
+                base=step.base_of(cover.block),
+                cover=cover.slots,
             )
             self.applied[key].append(said)
 
@@ -105,8 +109,8 @@ class Played:
 
     def contributions(self):
         microbatches = self.swarm.config.microbatches
-        early = self.swarm.config.head_start
-        return ContributionLog(self.swarm.log, self.surviving, self.applied, microbatches, BLOCKS, early)
+        delays = self.swarm.config.delays
+        return ContributionLog(self.swarm.log, self.surviving, self.applied, microbatches, BLOCKS, delays)
 
 
 def is_told(history):

@@ -67,7 +67,7 @@ def test_histories_in_which_steps_overlap_keep_every_invariant(first, end):
     ("owner", "rule", "broken"),
     [
         (Pipeline, "_in_time", lambda _self, _key: True),
-        (StepId, "version_of", lambda self, _microbatch: self.base),
+        (StepId, "version_of", lambda self, _microbatch, _block: self.base),
     ],
     ids=["late ones do not wait", "late ones are said to be of the old version"],
 )

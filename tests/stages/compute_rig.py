@@ -162,7 +162,7 @@ class Holder:
         done = await self.submit(
             Forward(
                 step=self.step,
-                version=self.step,
+                versions=(self.step,) * (self.end - self.begin),
                 task=task,
                 begin=self.begin,
                 end=self.end,

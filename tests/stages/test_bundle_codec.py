@@ -183,7 +183,7 @@ async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):
         await submit(
             c.Forward(
                 step=0,
-                version=0,
+                versions=(0,) * (len(blocks) - 1),
                 task=task,
                 begin=1,
                 end=len(blocks),

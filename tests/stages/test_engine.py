@@ -232,7 +232,14 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
     with refused("HP-WIRE-001", "embedding"):
         await holder.submit(
             c.Forward(
-                step=0, version=0, task="t", begin=0, end=len(holder.blocks), batch=2, draw=DRAW, data=data
+                step=0,
+                versions=(0,) * len(holder.blocks),
+                task="t",
+                begin=0,
+                end=len(holder.blocks),
+                batch=2,
+                draw=DRAW,
+                data=data,
             )
         )
 
@@ -242,7 +249,8 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
     [
         ({"end": 99}, "is not loaded"),
         ({"end": 0}, "runs no block"),
-        ({"version": 1}, "version 1 is not here, but 0"),
+        ({"end": 2, "versions": (1, 0)}, "version 1 is not here, but 0"),
+        ({"versions": (0,)}, "not one version for each"),
         ({"data": {}}, "data: 'targets' is only in"),
         ({"inputs": {"x": Extent(0, 4)}}, "input: 'x' is only in"),
         ({"outputs": {"loss": Extent(0, 4)}}, "output: 'loss' is only in"),
@@ -254,7 +262,7 @@ async def test_a_forward_that_does_not_fit_the_graph_is_refused(holder, change, 
     data = {name: holder.put(tensor) for name, tensor in microbatch(0).items()}
     fields = {
         "step": 0,
-        "version": 0,
+        "versions": (0,) * len(holder.blocks),
         "task": "t",
         "begin": 0,
         "end": len(holder.blocks),

@@ -188,7 +188,7 @@ async def test_a_mean_leaves_the_work_under_way_as_it_is(holder, arena):
         common = {"begin": 0, "end": len(one.blocks), "batch": 2, "draw": DRAW, "data": data}
 
         async def forward(task, one=one, common=common):
-            await one.submit(c.Forward(step=1, version=0, task=task, **common))
+            await one.submit(c.Forward(step=1, versions=(0,) * len(one.blocks), task=task, **common))
 
         await forward("before")
         await one.backward("before", 0)
@@ -352,7 +352,8 @@ async def test_a_step_is_computed_with_the_version_with_which_it_began(holder):
     async def begin(step, version):
         data = {n: holder.put(x) for n, x in microbatch(3).items()}
         common = {"task": "t", "begin": 0, "end": last, "batch": 2, "draw": DRAW, "data": data}
-        return (await holder.submit(c.Forward(step=step, version=version, **common))).loss
+        versions = (version,) * last
+        return (await holder.submit(c.Forward(step=step, versions=versions, **common))).loss
 
     async def gradient(step):
         await holder.submit(c.Backward(step=step, task="t", slot=0, fold=tuple(range(last))))
@@ -380,6 +381,20 @@ async def test_a_step_is_computed_with_the_version_with_which_it_began(holder):
         holder.step = step
         with contextlib.nullcontext() if there else refused("HP-WORK-001", f"no slot 0 of step {step}"):
             await holder.export(spec, 0)
+    first = holder.room(holder.blocks[0].outputs)
+    data = {n: holder.put(x) for n, x in microbatch(3).items()}
+
+    def common(begin, end):
+        own = {n: data[n] for spec in holder.blocks[begin:end] for n in spec.data}
+        return {"step": 3, "begin": begin, "batch": 2, "draw": DRAW, "data": own, "train": False}
+
+    stale, fresh = {"end": 1, "versions": (0,)}, {"end": last, "versions": (1,) * (last - 1)}
+    await holder.submit(c.Forward(task="a", outputs=first, **stale, **common(0, 1)))
+    parts = await holder.submit(c.Forward(task="b", inputs=first, **fresh, **common(1, last)))
+    mixed = {"end": last, "versions": stale["versions"] + fresh["versions"]}
+    whole = await holder.submit(c.Forward(task="c", **mixed, **common(0, last)))
+    assert whole.loss == parts.loss, "each block has a version of its own"
+    assert whole.loss not in (loss, newest)
     await update(needed=1)
     with refused("HP-WORK-001", "version 0 is not here, but 1, 2"):
         await begin(4, 0)

@@ -39,7 +39,10 @@ class Devices:
 
 
 def forward(task, begin=0, end=2, step=3):
-    return Forward(step=step, version=step, task=task, begin=begin, end=end, batch=1, draw=Draw(0, 0, 0, 1))
+    versions = (step,) * (end - begin)
+    return Forward(
+        step=step, versions=versions, task=task, begin=begin, end=end, batch=1, draw=Draw(0, 0, 0, 1)
+    )
 
 
 def backward(task, *fold, step=3, slot=0):

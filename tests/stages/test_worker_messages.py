@@ -24,7 +24,7 @@ from tests.stages.compute_rig import DRAW, KEPT, UPDATE
 EXAMPLES = [
     c.Forward(
         step=3,
-        version=2,
+        versions=(2,),
         task="3:1",
         begin=1,
         end=2,

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpeer.stages.pipeline.delays import Delays
 from hetpeer.stages.pipeline.effects import (
     ForgetGraph,
     ReportSealed,
@@ -69,7 +70,7 @@ def test_the_older_step_comes_first_and_a_backward_before_any_forward():
 def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
     queue = WorkerQueue(Room(8))
     older = Pipeline("a", ROSTER, 8, 8, queue)
-    newer = Pipeline("a", ROSTER, 8, 8, queue, early=1)
+    newer = Pipeline("a", ROSTER, 8, 8, queue, 1, Delays(head_start=1))
     assert keys(newer.assign(2, ON, 0), RunForward) == []
     assert not newer.held_up, "no room would help it"
     begun = newer.assign(0, ON, 0)
@@ -78,8 +79,19 @@ def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
     for one, number in ((newer, 0), (older, 5)):
         done = one.forward_done(TaskKey(number, 0), f"output {number}", None)
         assert keys(done, RunForward) == []
-    assert keys(newer.catch_up(), RunForward) == [2]
+    assert keys(newer.advance(0), RunForward) == [2]
     assert keys(newer.assign(3, ON, 0), RunForward) == [3]
+
+
+def test_forwards_that_wait_for_an_older_step_take_no_room_from_it():
+    """Else what is handed out again of the older step would wait for them, and they for it."""
+    queue = WorkerQueue(Room(2))
+    older = Pipeline("a", ROSTER, 8, 8, queue)
+    newer = Pipeline("a", ROSTER, 8, 8, queue, 1, Delays(stages=((0, 1), (1, 0))))
+    sent(newer, 0, 1)
+    assert keys(newer.assign(2, ON, 0), RunForward) == []
+    sent(older, 5, 6)
+    assert keys(older.assign(7, ON, 0), RunForward) == [], "its own do"
 
 
 def test_what_is_over_takes_no_room():
@@ -186,7 +198,7 @@ def test_beyond_a_windows_worth_or_without_memory_the_oldest_attempt_is_given_up
         sent(one, 0)
         if room.most == 2:
             sent(one, 1)
-            queue.may_begin = lambda reach, one=one: one.schedule.in_flight(reach) < 1
+            queue.may_begin = lambda _step, reach, one=one: one.schedule.in_flight(reach) < 1
         else:
             sent(one, 1, attempt=1)
         begun = one.assign(2, ON, 2)

@@ -91,7 +91,7 @@ class Stage:
         done = await self._compute.submit(
             c.Forward(
                 step=0,
-                version=0,
+                versions=(0,) * (last.index + 1 - first.index),
                 task=str(number),
                 begin=first.index,
                 end=last.index + 1,

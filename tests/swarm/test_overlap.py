@@ -13,6 +13,7 @@ import pytest
 from hetpeer.averaging.optim.adam import NAdam
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.log.evidence import Evidence
 from hetpeer.bootstrap.log.history import History
 from tests.swarm.swarm import Swarm, resign
 
@@ -37,11 +38,31 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
     assert verdict.contributed.waiting == verdict.contributed.silent == 0
     assert all(one.staleness == one.step - one.base <= staleness for one in each)
     early = training.head_start or training.microbatches
+    if training.last_staleness is not None:
+        _the_last_stage_is_newer(swarm, staleness)
     assert all(one.staleness == 0 for one in each if one.id >= early)
     assert any(one.staleness == staleness for one in each if one.id < early)
     lost = [one for one in each if one.state == "lost"]
     assert any(killed in one.peers for one in lost) or swarm.records("rollback")
     assert {(one.step, one.id) for one in each} == used.keys()
+
+
+def _the_last_stage_is_newer(swarm: Swarm, staleness: int) -> None:
+    """By the volunteers' own logs."""
+    manifest = swarm.run.manifest
+    lives = Evidence.read(swarm.run.volunteers, swarm.run.run_id).lives
+    told = [event for events in lives.values() for event in events]
+    age = {
+        block: max(event.step - event.base for event in told if event.block == block)
+        for block in range(len(manifest.blocks))
+    }
+    expected = {
+        block: most
+        for (begin, end), (_, most) in zip(manifest.layouts[0], manifest.delays.stages, strict=True)
+        for block in range(begin, end)
+    }
+    assert age == expected
+    assert expected[0] == staleness > expected[max(expected)]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +71,10 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
         pytest.param(2, {"optimizer": NAdam(name="NAdam"), "compensation": 0.5}, marks=pytest.mark.proof),
         pytest.param(1, {"head_start": 2, "fresh_steps": 10}, marks=pytest.mark.proof),
         (1, {"head_start": 2, "fresh_steps": 4, "steps": 24}),
+        pytest.param(2, {"last_staleness": 1, "fresh_steps": 4}, marks=pytest.mark.proof),
+        (1, {"last_staleness": 0, "fresh_steps": 4, "steps": 24}),
     ],
-    ids=["corrected", "head start", "a short one"],
+    ids=["corrected", "head start", "a short one", "by stage", "by stage, a short one"],
 )
 async def test_steps_that_overlap_are_those_of_one_machine(
     swarm: Swarm, staleness: int, changes: dict[str, Any]

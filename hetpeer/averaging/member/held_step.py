@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import (
-    EVERY_ID,
     Effect,
     InStep,
     ShowMarks,
@@ -50,15 +49,15 @@ class HeldStep:
     def __init__(
         self, me: str, place: m.Range, begin: m.Begin, shape: ModelShape, worker_queue: WorkerQueue
     ) -> None:
-        early = shape.head_start if begin.behind else EVERY_ID
-        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
+        delays, behind = shape.delays, begin.behind
+        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, behind, delays)
         self.wire_id = self.id.on_wire
         """The step as others name it."""
         self.delayed = begin.delayed
         self.weights = begin.weights
         """Weight of each training microbatch in the mean loss; empty: its samples."""
         self.pipeline = Pipeline(
-            me, begin.roster, begin.microbatches, shape.slot_capacity, worker_queue, early
+            me, begin.roster, begin.microbatches, shape.slot_capacity, worker_queue, behind, delays
         )
         self.vote = StepVote(me, place, self.id, shape, self.pipeline.slots, delayed=begin.delayed)
         self._me = me
@@ -84,9 +83,9 @@ class HeldStep:
             return Due.NOW
         return Due.LATER if plan is None or origin.plan > plan else Due.NEVER
 
-    def catch_up(self) -> list[Effect]:
-        """Note that all earlier steps are committed and applied here: this one is next."""
-        return self.absorb(self.pipeline.catch_up())
+    def advance(self, version: int) -> list[Effect]:
+        """Note that our blocks are at `version` now: less is missing before this step."""
+        return self.absorb(self.pipeline.advance(self.id.number - version))
 
     def apply(self, commit: m.Commit, oldest: int) -> list[Effect]:
         """Apply the decided update, which `vote.matches`; versions from `oldest` on are still needed."""

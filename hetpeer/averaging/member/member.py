@@ -347,7 +347,7 @@ class Member:
         self.phase = Phase.TRAINING if work.steps else Phase.READY
         effects: list[Effect] = [record, told, *ended]
         for one in work.steps:
-            effects += one.catch_up() if one.id.number == self.version else ()
+            effects += one.advance(number + 1)
         effects += work.share_worker()
         deferred, self._deferred = self._deferred, []
         for message in deferred:

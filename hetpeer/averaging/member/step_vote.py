@@ -12,7 +12,6 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import (
     COPY,
-    EVERY_ID,
     STATE,
     ApplyUpdate,
     Effect,
@@ -33,6 +32,7 @@ from hetpeer.averaging.reduce.holder_reduce import Reduction
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.delays import Delays
 from hetpeer.stages.pipeline.gradient_slots import Drop, GradientSlots, Merge
 
 MOST_MISSED = 256
@@ -50,8 +50,8 @@ class ModelShape:
     slot_capacity: int
     """Microbatches that a slot may hold (S of docs/protocol.md)."""
     ties: Ties = field(default_factory=Ties)
-    head_start: int = EVERY_ID
-    """Ids below it may be computed before the steps before theirs are committed; the others wait for that."""
+    delays: Delays = field(default_factory=Delays)
+    """Versions that the microbatches of steps that overlap are computed with."""
     shard_length: int = LENGTH
     """Elements of a shard."""
     sparse: bool = False

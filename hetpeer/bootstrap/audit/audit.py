@@ -158,7 +158,7 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said.found, heard.applied))
     each = ContributionLog(
-        records, surviving, heard.applied, training.microbatches, blocks, training.head_start
+        records, surviving, heard.applied, training.microbatches, blocks, run.manifest.delays
     )
     verdict.contributed = each.tally()
     verdict.contributions = list(each) if contributions else None
@@ -193,7 +193,9 @@ def _check_steps(
         for block in range(len(manifest.blocks)):
             events = heard.applied.get((*one.key, block), [])
             tallies += [event.tally() for event in events] or [Counter()]
-            for problem, rule in _contradictions(one, block, events, heard.torn.get((*one.key, block), ())):
+            base = one.step - manifest.delays.behind(one.behind, 0, block)
+            torn = heard.torn.get((*one.key, block), ())
+            for problem, rule in _contradictions(one, block, base, events, torn):
                 verdict.complain(f"{one} block {block}: {problem}", rule)
         _count(one, set(expected), tallies, verdict)
 
@@ -271,16 +273,17 @@ def _gap(step: int) -> Record:
 
 
 def _contradictions(
-    one: Decision, block: int, events: Sequence[AppliedEvent], torn: Sequence[str]
+    one: Decision, block: int, base: int, events: Sequence[AppliedEvent], torn: Sequence[str]
 ) -> Iterator[Breach]:
     """F2, F3, S1: contradictions among the holders of a block at a step, and between them and the commit.
 
-    `torn`: volunteers with statements on it if there is no majority.
+    `base`: the version that the block was to be computed with; `torn`: volunteers with statements on it if
+    there is no majority.
     """
     if not events:
         yield "no volunteer says it applied a committed plan", "F3"
         return
-    if one.trains and {event.base for event in events} - {None, one.step - one.behind}:
+    if one.trains and {event.base for event in events} - {None, base}:
         yield "computed with another version than was decided", "S1"
     if torn:
         yield f"nothing is what most say: {', '.join(torn)} contradict each other", "F2"

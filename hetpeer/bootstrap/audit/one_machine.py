@@ -86,6 +86,7 @@ class OneMachine:
     def __init__(self, run: RunDirectory, specs: Sequence[BlockSpec], states: Sequence[State]) -> None:
         self._manifest = run.manifest
         self._training = run.manifest.training
+        self._delays = run.manifest.delays
         self._data = run.batches()
         self._plan = run.weighted_plan()
         self._ties = Ties(run.manifest.ties)
@@ -189,14 +190,15 @@ class OneMachine:
         self, step: int, work: Mapping[str, Any], microbatch: int, borders: CodedBorders = UNCODED
     ) -> tuple[list[BlockPass], Pass]:
         """The blocks' forwards, from bundles that are coded at `borders`."""
-        early = self._training.head_start if work["behind"] else None
-        base = step - work["behind"] if early is None or microbatch < early else step
         train = microbatch < self._training.microbatches
         draw = Draw(self._manifest.seed, work["batch"], microbatch, self._training.microbatches)
         arrays = self._data.microbatch(work["batch"], microbatch)
         data = {name: torch.from_numpy(array) for name, array in arrays.items()}
         here = Pass(draw if train else None)
-        weights = [held.weights(base) for held in self.blocks]
+        weights = [
+            held.weights(step - self._delays.behind(work["behind"], microbatch, block))
+            for block, held in enumerate(self.blocks)
+        ]
         size = self._training.samples_of(microbatch)
         passes: list[BlockPass] = []
         bundle: Mapping[str, Tensor] = {}
@@ -249,7 +251,7 @@ class OneMachine:
             microbatches=self._training.microbatches,
             skipped=work["skipped"],
             needed=oldest,
-            base=work["step"] - work["behind"],
+            base=work["step"] - self._delays.behind(work["behind"], 0, block),
             compensation=self._training.compensation,
             workers=work["workers"],
         )

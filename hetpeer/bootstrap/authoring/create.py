@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from hetpeer.bootstrap.authoring.author_model import author_model
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32
 from hetpeer.bootstrap.authoring.model_on_data import ModelOnData
-from hetpeer.bootstrap.authoring.package_model import quietly, ship
+from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES, quietly, ship
 from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data
 from hetpeer.bootstrap.authoring.sample_weigher import SampleWeigher, check_steps
 from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference
@@ -92,6 +92,7 @@ def create_run(
     HP-MODEL-*, HP-DATA-*, HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
     """
     training = training or TrainingSettings()
+    _check_stage_bounds(training, stages[0] if stages else DEFAULT_STAGES)
     reading = reading or DataOptions()
     author = Author(
         model=absolute_reference(model),
@@ -166,6 +167,20 @@ def create_run(
         )
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
+
+
+def _check_stage_bounds(training: TrainingSettings, stages: int) -> None:
+    """Raise `LocalError` HP-RUN-001 if no stage may be as stale as steps are."""
+    try:
+        training.stage_bounds(stages)
+    except ValueError as error:
+        raise LocalError(
+            "HP-RUN-001",
+            "--last-staleness does not go with the other options",
+            why=str(error),
+            fix="give more --stages, less --staleness, or more --last-staleness",
+            exit_code=ExitCode.CONFIG,
+        ) from error
 
 
 def _check_bottleneck(rank: int, *, trains_all: bool) -> None:

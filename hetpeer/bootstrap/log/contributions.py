@@ -17,6 +17,7 @@ from typing import Any
 from hetpeer.bootstrap.log import unused_work
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
 from hetpeer.bootstrap.log.history import Decision, Means, Record
+from hetpeer.stages.pipeline.delays import Delays
 
 USED, LATE, LOST = "used", "late", "lost"
 DUPLICATE, AFTERWARDS = "duplicate", "afterwards"
@@ -37,7 +38,10 @@ class Contribution:
     batch: int
     id: int
     base: int
-    """Version of the parameters that the microbatch was computed with."""
+    """Version of the parameters that the microbatch was computed with, at the first block.
+
+    Later stages may have used newer ones, by the manifest's rule (`Manifest.delays`).
+    """
     staleness: int
     """Updates committed between `base` and its own step."""
     state: str
@@ -71,8 +75,8 @@ class Tally:
 class ContributionLog:
     """Contributions of the run with the log `records`, an iterable of `Contribution`.
 
-    `surviving` are the decisions in the result, `applied` what volunteers signed. Ids from `early` on are
-    computed with the version of their own step; None: no id is, where steps overlap.
+    `surviving` are the decisions in the result, `applied` what volunteers signed; `delays` says which
+    versions steps that overlap are computed with.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class ContributionLog:
         applied: Mapping[Key, Sequence[AppliedEvent]],
         microbatches: int,
         blocks: int,
-        early: int | None = None,
+        delays: Delays | None = None,
     ) -> None:
         self._records = records
         self._means = Means(records)
@@ -90,7 +94,7 @@ class ContributionLog:
         self._applied = applied
         self._microbatches = range(microbatches)
         self._blocks = range(blocks)
-        self._early = microbatches if early is None else early
+        self._delays = delays or Delays()
         self._copies: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         """Cluster → (version of its copy, group) for each of its averagings."""
         for record in records:
@@ -166,7 +170,9 @@ class ContributionLog:
             return
         key = one.cluster, one.view, one.step, record["plan"]
         said = [self._applied.get((*key, block), ()) for block in self._blocks]
-        signed, peers = _signed(said, one.base), _peers(said)
+        behind = record.get("behind", 0)
+        bases = [one.step - self._delays.behind(behind, 0, block) for block in self._blocks]
+        signed, peers = _signed(said, bases), _peers(said)
         group = self._group(one)
         for microbatch in ids:
             yield replace(
@@ -188,7 +194,7 @@ class ContributionLog:
 
     def _of_id(self, template: Contribution, number: int) -> Contribution:
         """Contribution of microbatch `number` to the step of `template`."""
-        if number < self._early:
+        if number < self._delays.head_start:
             return replace(template, id=number)
         return replace(template, id=number, base=template.step, staleness=0)
 
@@ -208,8 +214,9 @@ def _peers(said: Sequence[Sequence[AppliedEvent]]) -> Mapping[int, Collection[st
     return peers
 
 
-def _signed(said: Sequence[Sequence[AppliedEvent]], base: int) -> AbstractSet[int]:
-    """Ids that every holder of every block states to have applied exactly once, computed with version `base`.
+def _signed(said: Sequence[Sequence[AppliedEvent]], bases: Sequence[int]) -> AbstractSet[int]:
+    """Ids that every holder of every block states to have applied exactly once, computed with the block's
+    version in `bases`.
 
     Empty if no holder of some block made a statement. A statement without a version, as earlier releases
     wrote it, means the version of the step itself.
@@ -217,7 +224,11 @@ def _signed(said: Sequence[Sequence[AppliedEvent]], base: int) -> AbstractSet[in
     if not all(said):
         return frozenset()
     events = [event for block in said for event in block]
-    if any((event.step if event.base is None else event.base) != base for event in events):
+    if any(
+        (event.step if event.base is None else event.base) != base
+        for block, base in zip(said, bases, strict=True)
+        for event in block
+    ):
         return frozenset()
     return frozenset.intersection(
         *(frozenset(i for i, times in event.tally().items() if times == 1) for event in events)

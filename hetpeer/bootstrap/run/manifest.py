@@ -42,10 +42,13 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.stages.data.microbatches import DataPlan
 from hetpeer.stages.links.codec import EXACT_TOLERANCE, Codec
+from hetpeer.stages.pipeline.delays import EVERY_ID, Delays
 from hetpeer.stages.pipeline.place_memory import Upkeep
 
 WIRE_VERSION: Final = 1
 
+MOST_POOLS: Final = 1000
+"""Pools of grants that a link has room for, roundly (dht/streams/flow_control.py)."""
 CHECKED: Final = 2
 """Spot checks asked of a volunteer in a step, each with a vector: its own, and one as a third party."""
 TOLERANCE: Final[Mapping[str, float]] = {"float32": EXACT_TOLERANCE, "bf16": 0.05}
@@ -148,6 +151,17 @@ class Manifest(ManifestPart):
         return self
 
     @model_validator(mode="after")
+    def _has_stages_to_be_stale(self) -> Manifest:
+        most = self.training.staleness
+        bounds = self.training.stage_bounds(len(self.layouts[0]))
+        if bounds and len(self.blocks) > (room := MOST_POOLS // (most + 3)):
+            raise ValueError(
+                f"training.last_staleness goes with up to {room} blocks if training.staleness is {most}, and "
+                f"this model has {len(self.blocks)}: each step under way has grants of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_be_sparse(self) -> Manifest:
         if not self.links.sparse:
             return self
@@ -160,6 +174,18 @@ class Manifest(ManifestPart):
                 f"{counted.index} has them: they are no movement"
             )
         return self
+
+    @property
+    def delays(self) -> Delays:
+        """Versions that the microbatches of steps that overlap are computed with.
+
+        Stages are those of the first layout, whoever holds them.
+        """
+        training, stages = self.training, self.layouts[0]
+        bounds = training.stage_bounds(len(stages))
+        begins = [begin for begin, _ in stages]
+        early = EVERY_ID if training.head_start is None else training.head_start
+        return Delays(head_start=early, stages=tuple(zip(begins, bounds, strict=True)) if bounds else ())
 
     @property
     def parameters(self) -> int:

@@ -243,7 +243,7 @@ def sparse_fault(averaging: AveragingSettings | None) -> str | None:
 class TrainingSettings(ManifestPart):
     """Training settings. A step updates the parameters once, with `batch_size` samples."""
 
-    LATER = frozenset({"eval_samples", "on_bad_sample"})
+    LATER = frozenset({"eval_samples", "last_staleness", "on_bad_sample"})
 
     steps: Positive = 60
     batch_size: Positive = 128
@@ -277,6 +277,9 @@ class TrainingSettings(ManifestPart):
     """Steps at the start of the run (grouped runs: batches) that do not overlap."""
     head_start: Positive | None = None
     """Microbatches of an overlapping step that use older parameters; the others wait. None: all use them."""
+    last_staleness: Count | None = None
+    """Staleness of the last stage; each stage before it may be one step more behind, up to `staleness`.
+    None: all stages may be as stale."""
     compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
     """λ of the delay compensation of stale gradients (DC-ASGD)."""
 
@@ -323,6 +326,21 @@ class TrainingSettings(ManifestPart):
         microbatches = -(-samples // self.microbatch_size)
         return self.model_copy(update={"eval_samples": samples, "eval_microbatches": microbatches})
 
+    def stage_bounds(self, stages: int) -> tuple[int, ...]:
+        """Most versions that each of so many stages is behind, first stage first; empty: there is no bound.
+
+        Raises ValueError if none of them may be `staleness` behind.
+        """
+        least = self.last_staleness
+        if least is None:
+            return ()
+        if (first := least + stages - 1) < self.staleness:
+            raise ValueError(
+                f"training.staleness {self.staleness} is more than {first}, which is the most that the first "
+                f"of {stages} stages is behind with training.last_staleness {least}"
+            )
+        return tuple(min(self.staleness, least + after) for after in reversed(range(stages)))
+
     @model_validator(mode="after")
     def _sizes_fit(self) -> TrainingSettings:
         """Refuse settings that contradict one another."""
@@ -356,6 +374,16 @@ class TrainingSettings(ManifestPart):
             raise ValueError(
                 "training.compensation is for steps whose microbatches are all as old, and "
                 "training.head_start for others"
+            )
+        if self.last_staleness is not None and self.last_staleness >= self.staleness:
+            raise ValueError(
+                f"training.last_staleness {self.last_staleness} is not below training.staleness "
+                f"{self.staleness}: leave it out, and all stages are as stale"
+            )
+        if self.last_staleness is not None and self.compensation:
+            raise ValueError(
+                "training.compensation is for steps whose blocks are all as old, and "
+                "training.last_staleness for others: copies of a parameter that blocks share would differ"
             )
         if self.slot_size > self.microbatches:
             raise ValueError(

@@ -101,7 +101,8 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
     }
     between = min((a.between_s for a in taking_part.values() if a.between_s), default=0.0)
     lines = _lines(manifest, routes, taking_part, machines)
-    found = estimate(machines, lines, routes, between, manifest.training.staleness)
+    delays = None if manifest.training.last_staleness is None else manifest.delays
+    found = estimate(machines, lines, routes, between, manifest.training.staleness, delays)
     return Prediction(
         run=manifest.name,
         estimate=found,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Ties
@@ -13,6 +12,7 @@ from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.stages.pipeline.delays import EVERY_ID, Delays
 from hetpeer.stages.pipeline.place_memory import PlaceDemand
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
@@ -35,6 +35,8 @@ class SwarmConfig:
     """Number of steps at the beginning that do not overlap."""
     head_start: int = EVERY_ID
     """Number of microbatches of an overlapping step that are computed with older parameters."""
+    stage_staleness: tuple[tuple[int, int], ...] = ()
+    """(first block, most versions behind) of each stage of overlapping steps; empty: all are equally old."""
     bad: Mapping[tuple[int | None, int], int] = field(default_factory=dict)
     """(batch, id) of microbatches that nobody can compute → block whose forward fails, or -1 - block for its
     backward; held-out ids have no batch.
@@ -72,8 +74,13 @@ class SwarmConfig:
     def member(self, numerics: Symbols) -> ModelShape:
         """Model, as a volunteer needs to know it."""
         return ModelShape(
-            numerics.sizes, self.slot_capacity, Ties(()), self.head_start, self.shard_length, self.sparse
+            numerics.sizes, self.slot_capacity, Ties(()), self.delays, self.shard_length, self.sparse
         )
+
+    @property
+    def delays(self) -> Delays:
+        """Versions that the microbatches of steps that overlap are computed with."""
+        return Delays(self.head_start, self.stage_staleness)
 
     def fails_at(self, batch: int, number: int) -> int | None:
         """The entry of `bad` for microbatch `number` of `batch`, if there is one."""

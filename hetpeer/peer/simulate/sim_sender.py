@@ -21,7 +21,7 @@ from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks
 from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
-from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
+from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.routes import Hop
 from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
@@ -180,7 +180,8 @@ class SimSender:
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         """Send an activation; one that was sent before is preceded by a nudge."""
         number, route, attempt = effect.id, effect.route, effect.attempt
-        to, origin, pool = route[0].peer, self._origin(step), pool_at(blocks_left(route))
+        to, origin = route[0].peer, self._origin(step)
+        pool = self._swarm.pools.of(blocks_left(route), step.number)
         bundle = Bundle(number, route, attempt, effect.check, effect.asks)
         if not (effect.check or effect.asks):
             if (step, number, route[0]) in self._sent and (link := self._link(to)) is not None:

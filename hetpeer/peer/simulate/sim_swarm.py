@@ -32,6 +32,7 @@ from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.peer.simulate.sim_sender import SimTaskBoard, TensorTraffic
 from hetpeer.peer.simulate.sim_states import SimCheckpointStore
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
+from hetpeer.peer.transport.uplink import PoolNumbers
 
 COORDINATOR = "coordinator"
 BEAT_S = 1.0
@@ -64,6 +65,8 @@ class SimSwarm:
         self.config = config
         self.numerics = numerics
         self.shape = config.member(numerics)
+        self.pools = PoolNumbers.of_run(numerics.blocks, config.staleness, config.delays)
+        """Pools of grants for activations."""
         self.world = World(seed)
         names = [f"v{number}" for number in range(config.volunteers)]
         carrier = None if config.hardware is None else SimUplinks(self.world, names, config.hardware)

@@ -117,8 +117,8 @@ class SimWorker:
         def finish(core: Member) -> Iterable[Effect]:
             if self._is_bad(step, key, work.end) or self.conduct.computation_fails(2 * key.id):
                 return core.work.work_failed(step, key, "non-finite output")
-            version = step.version_of(key.id)
-            states = [self._state(block, version) for block in range(key.begin, work.end)]
+            blocks = range(key.begin, work.end)
+            states = [self._state(block, step.version_of(key.id, block)) for block in blocks]
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[step.number, key] = kept

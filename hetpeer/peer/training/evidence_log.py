@@ -153,7 +153,7 @@ class EvidenceLog:
                     "cluster": line.cluster,
                     "step": number,
                     "batch": applied.step.batch,
-                    "base": applied.step.base,
+                    "base": applied.step.base_of(cover.block),
                     "group": applied.step.group,
                     "block": cover.block,
                     "plan": applied.plan,

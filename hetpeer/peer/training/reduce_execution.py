@@ -383,7 +383,7 @@ class ReduceExecution:
                 coefficient=work.coefficient,
                 plan=work.plan,
                 needed=work.needed,
-                base=step.base,
+                base=step.base_of(work.block),
                 compensation=self._schema.training.compensation,
                 batch=step.batch,
                 workers=work.workers,

@@ -114,7 +114,7 @@ class TaskExecution:
         self._beside[step, key] = [*data.values(), *(one for one in between if one not in passing)]
         command = c.Forward(
             step=step.number,
-            version=step.version_of(key.id),
+            versions=tuple(step.version_of(key.id, block) for block in range(key.begin, work.end)),
             task=name,
             begin=key.begin,
             end=work.end,

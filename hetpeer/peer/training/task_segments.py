@@ -29,6 +29,7 @@ def forward_in_segments(
         names = {name for block in range(begin, end) for name in specs[block].data}
         part = replace(
             command,
+            versions=command.versions[begin - command.begin : end - command.begin],
             begin=begin,
             end=end,
             inputs=entering,

@@ -362,15 +362,12 @@ class Volunteer:
 
 
 def _shape_of(manifest: Manifest) -> ModelShape:
-    """Sizes of the model for a volunteer's core.
-
-    Ids below `head_start` of an overlapped step may run before its predecessor is committed; default: all.
-    """
+    """Sizes of the model for a volunteer's core, and which versions overlapping steps are computed with."""
     training = manifest.training
     return ModelShape(
         sizes={block.index: block.vector_count for block in manifest.blocks},
         slot_capacity=training.slot_size,
         ties=Ties(manifest.ties),
-        head_start=e.EVERY_ID if training.head_start is None else training.head_start,
+        delays=manifest.delays,
         sparse=manifest.links.sparse,
     )

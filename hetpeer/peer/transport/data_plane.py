@@ -96,7 +96,7 @@ class DataPlane:
         if self._word is not None and self._word.ticket and peer not in self._introduced:
             self.introduce(peer)
         nbytes = tensor.nbytes
-        cost, pool = cost_of(head, nbytes, self._schema, sending=True), pool_of(head)
+        cost, pool = cost_of(head, nbytes, self._schema, sending=True), pool_of(head, self._schema)
         done = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
         parcel = Parcel(head.model_dump(), tag=tensor.step, pool=pool, cost=cost, done=done)
         link.send(replace(parcel, depart=partial(self._store.depart, tensor, parcel)))
@@ -106,10 +106,11 @@ class DataPlane:
 
         Used when an activation is sent again: the receiver may answer from what it kept.
         """
+        assert self._schema is not None
         if (link := self._outgoing.get(peer)) is not None:
             alone = head.model_copy(update={"nudge": True, "coded": None})
             most = 2 * nbytes  # a coded bundle, and room to decode it
-            link.nudge(Parcel(alone.model_dump(), tag=head.step_id, pool=pool_of(head)), most)
+            link.nudge(Parcel(alone.model_dump(), tag=head.step_id, pool=pool_of(head, self._schema)), most)
 
     def introduction(self, word: Introduction | None) -> None:
         """Set our introduction in this step; with a ticket, it precedes the first tensor to each peer."""

@@ -39,6 +39,7 @@ from hetpeer.peer.transport.tensor_schema import (
     TensorSchema,
     cost_of,
     is_due,
+    kind_of,
     layout_of,
     pool_of,
 )
@@ -80,7 +81,7 @@ class Intake:
         self._capacity = capacity if schema is not None else 0
         if schema is not None:
             self._least, self._reduce = _least(schema), _reduce_bytes(schema)
-            self._pools = pool_at(schema.blocks - min(schema.specs)) + 1
+            self._pools = schema.pools.count(schema.blocks - min(schema.specs))
         self._resize()
 
     def members(self, peers: Iterable[str], linked: Iterable[str]) -> None:
@@ -112,7 +113,7 @@ class Intake:
 
     def of_use(self, peer: str, head: Head, nbytes: int) -> None:
         """Note that `nbytes` of `peer` were needed here; peers whose tensors are used get larger grants."""
-        kind = min(pool_of(head), ACTIVATIONS)
+        kind = kind_of(head)
         taken = self._taken.setdefault(peer, {})
         taken[kind] = taken.get(kind, 0.0) + nbytes
 
@@ -274,7 +275,7 @@ class TensorReceiver:
             if not isinstance(head, ShardHead):
                 self._owner.unread(peer, head, error.what)
             raise
-        pool, cost = pool_of(head), cost_of(head, length, schema, sending=False)
+        pool, cost = pool_of(head, schema), cost_of(head, length, schema, sending=False)
         lane.claim(pool, cost)
         try:
             tensor = store.new(head.step_id, length)

@@ -15,7 +15,7 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, 
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.dht.streams.flow_control import Pool
-from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
+from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, SHARDS, PoolNumbers
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.pipeline.place_memory import Offered, Room
@@ -107,6 +107,7 @@ class TensorSchema:
         self.trust = manifest.trust
         self.robust = manifest.averaging is not None and manifest.averaging.robust
         self.tolerance = manifest.tolerance
+        self.pools = PoolNumbers.of_run(len(manifest.blocks), manifest.training.staleness, manifest.delays)
         self._elements = {block.index: block.vector_count for block in manifest.blocks}
         self._batches: dict[int, int] = {}
         """Microbatch → its samples."""
@@ -201,15 +202,22 @@ def layout_of(schema: TensorSchema, head: Head) -> BundleLayout:
             return schema.shard_layout(head.end - head.begin)
 
 
-def pool_of(head: Head) -> Pool:
-    """The pool of grants that a tensor belongs to."""
+def kind_of(head: Head) -> Pool:
+    """The first pool of grants of a tensor's kind."""
     match head:
         case ActivationHead():
-            return pool_at(blocks_left(head.route))
+            return ACTIVATIONS
         case GradientHead():
             return GRADIENTS
         case _:
             return SHARDS
+
+
+def pool_of(head: Head, schema: TensorSchema) -> Pool:
+    """The pool of grants that a tensor belongs to."""
+    if isinstance(head, ActivationHead):
+        return schema.pools.of(blocks_left(head.route), head.step)
+    return kind_of(head)
 
 
 def cost_of(head: Head, nbytes: int, schema: TensorSchema, *, sending: bool) -> int:

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
 from hetpeer.dht.streams.flow_control import Pool
+from hetpeer.stages.pipeline.delays import Delays
 
 SEVERAL = 2
 WINDOW_S, ARRIVALS = 1.0, 24
@@ -135,7 +137,7 @@ class UplinkShares:
 
 
 GRADIENTS, SHARDS, ACTIVATIONS = range(3)
-"""Pools of grants; activations have one per block left to the loss (`pool_at`)."""
+"""Pools of grants; activations have one per block left to the loss (`PoolNumbers`)."""
 
 CONGESTED_S, RELIEVED_S = 2.0, 1.0
 """Seconds that the line needs for what is under way: congested above the first, relieved below the second."""
@@ -148,6 +150,36 @@ CONGESTED_BYTES = 8 << 20
 def pool_at(blocks_left: int) -> Pool:
     """Pool of an activation with `blocks_left` > 0 to the loss; docs/links.md says what may wait for what."""
     return ACTIVATIONS + blocks_left - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNumbers:
+    """Pools of activations in a run with `blocks` blocks.
+
+    If activations of a step wait until an older step is committed (staleness by stage), they must not have
+    its room: so of `apart` numbers in a row each has pools of its own. These are short while such a step
+    waits, and hold no forwards of others back then (`Pressure`), since their numbers are beyond all blocks.
+
+        PoolNumbers(blocks=4).of(blocks_left=2, step=7)  # 3
+        PoolNumbers(blocks=4, apart=3).of(blocks_left=2, step=7)  # 11
+    """
+
+    blocks: int
+    apart: int = 0
+    """Numbers among which those of all steps under way are; 0: all steps share the pools."""
+
+    @classmethod
+    def of_run(cls, blocks: int, staleness: int, delays: Delays) -> PoolNumbers:
+        """Pools of a run of which up to `staleness` steps begin early, and perhaps a mean is among them."""
+        return cls(blocks, staleness + 2 if delays.stages else 0)
+
+    def of(self, blocks_left: int, step: int) -> Pool:
+        """Pool of an activation of `step` with `blocks_left` > 0 to the loss."""
+        return pool_at(blocks_left) + (self.blocks * (1 + step % self.apart) if self.apart else 0)
+
+    def count(self, most_left: int) -> int:
+        """Pools in all, of activations with up to `most_left` blocks to the loss."""
+        return pool_at(most_left) + 1 + self.blocks * self.apart
 
 
 class Pressure:

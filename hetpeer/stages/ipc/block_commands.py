@@ -94,7 +94,7 @@ class Unload(Command[Done], kind="unload"):
 class Forward(Command[Forwarded], kind="forward"):
     """Run the blocks [begin, end) on one microbatch of `batch` samples; `draw` seeds its random numbers.
 
-    It belongs to `step` and uses the parameters of `version`, the newest or an older one still kept
+    It belongs to `step`. `versions`: of each block's parameters, the newest or an older one still kept
     (`Apply.needed`). `inputs` are those of block `begin`, `outputs` those of block `end - 1` except the loss,
     `data` the author's inputs that the blocks use. With `train` the graph is kept under `task`; on a CPU it
     refers to the extents of `inputs` and `data`, which must not change until the task's `Backward` or
@@ -102,7 +102,7 @@ class Forward(Command[Forwarded], kind="forward"):
     """
 
     step: Count
-    version: Count
+    versions: tuple[Count, ...]
     task: Name
     begin: Count
     end: Count

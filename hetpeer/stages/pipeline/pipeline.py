@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from hetpeer.stages.block.rounding import UNMEASURED, Rounding
+from hetpeer.stages.pipeline.delays import Delays
 from hetpeer.stages.pipeline.effects import (
     Effect,
     ForgetGraph,
@@ -34,8 +35,9 @@ class Pipeline:
     """One step at one holder. Each event returns the effects that follow from it, in order.
 
     `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `queue` the queue at the
-    worker, shared with other steps under way here. Ids from `early` on do not begin before `catch_up`; None:
-    all may. The schedule is 1F1B (PipeDream, Narayanan et al. 2019), see schedule_1f1b.py.
+    worker, shared with other steps under way here. `behind`: steps before this one whose updates are not
+    applied here; a task waits until it can be computed with the version that `delays` names. The schedule is
+    1F1B (PipeDream, Narayanan et al. 2019), see schedule_1f1b.py.
 
         pipeline = Pipeline("me", {"me": (0, 2)}, microbatches=4, slot_capacity=4)
         effects = pipeline.assign(0, (Hop("me", 0, 2),), attempt=0)  # RunForward
@@ -49,15 +51,19 @@ class Pipeline:
         microbatches: int,
         slot_capacity: int,
         queue: WorkerQueue | None = None,
-        early: int | None = None,
+        behind: int = 0,
+        delays: Delays | None = None,
     ) -> None:
         self.slots = GradientSlots(slot_capacity)
         self._me = me
         self._microbatches = microbatches
-        self._early = early
+        self._behind = self._missing = behind
+        self._delays = delays or Delays()
         self._tasks = TaskTable()
         self._queue = queue or WorkerQueue()
-        self.schedule: Schedule[TaskKey] = Schedule(self._queue, self.slots.can_fold, self._may_begin)
+        self.schedule: Schedule[TaskKey] = Schedule(
+            self._queue, self.slots.can_fold, self._may_begin, waits_for_older=self._delays.waits(behind)
+        )
         """Ready and running tasks; `schedule.leave` ends the step here."""
         self.outputs = KeptOutputs(roster, self._tasks, self.schedule)
         self._folding = 0
@@ -70,9 +76,9 @@ class Pipeline:
         """Recomputed tasks of spot checks; most runs have none."""
         return Recomputations(self._tasks, self.outputs)
 
-    def catch_up(self) -> list[Effect]:
-        """The parameters for ids from `early` on are here."""
-        self._early = None
+    def advance(self, missing: int) -> list[Effect]:
+        """Another update is applied here: those of `missing` steps before this one are not."""
+        self._missing = missing
         return self.dispatch()
 
     # ── tasks arriving ─────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +159,7 @@ class Pipeline:
         Otherwise one stuck peer fills every upstream window. In a burst of failures a task may only look
         stuck: so it is kept, and the one handed out least often is given up only once there are many.
         """
-        if self._queue.may_begin(reach):
+        if self._queue.may_begin(self.schedule, reach):
             return []
         task = self._tasks.stuck(attempt, self._returned, self.schedule.aside)
         if task is None:
@@ -374,7 +380,8 @@ class Pipeline:
 
     def _in_time(self, key: TaskKey) -> bool:
         """Whether the parameters for the forward of `key` are here."""
-        return self._early is None or key.id < self._early
+        last = self._tasks[key].route[0].end - 1  # of our blocks it needs the newest version
+        return self._missing <= self._delays.behind(self._behind, key.id, last)
 
     def _fold(self, task: PipelineTask) -> tuple[int, tuple[int, ...]]:
         """(slot, blocks) to which the gradients of `task` are added."""

@@ -183,7 +183,8 @@ class Schedule(Generic[Key]):
     """Work of one step that is ready, in the order in which to do it.
 
     It takes its turn in `queue`. `may_fold`: whether a slot has room for a backward. `may_begin`: whether a
-    forward's inputs are here and the link for its output has room.
+    forward's inputs are here and the link for its output has room. `waits_for_older`: further on, forwards of
+    this step may wait until an older one is committed.
     """
 
     def __init__(
@@ -191,11 +192,14 @@ class Schedule(Generic[Key]):
         queue: WorkerQueue,
         may_fold: Callable[[], bool] = lambda: True,
         may_begin: Callable[[Key], bool] = lambda _: True,
+        *,
+        waits_for_older: bool = False,
     ) -> None:
         self.running = 0
         """Pieces of work at the worker."""
         self.aside: dict[Key, None] = {}
         """Stuck forwards, the oldest first: their gradient may still come, but they do not count."""
+        self.waits_for_older = waits_for_older
         self._queue = queue
         self._may_fold = may_fold
         self._may_begin = may_begin
@@ -267,7 +271,7 @@ class Schedule(Generic[Key]):
         room: dict[LossDistance, bool] = {}
         for one in self._forwards:
             if one.train and one.reach not in room:
-                room[one.reach] = self._queue.may_begin(one.reach)
+                room[one.reach] = self._queue.may_begin(self, one.reach)
             if (not one.train or room[one.reach]) and self._may_begin(one.key):
                 return ScheduledWork(one.key, backward=False)
         return None
@@ -318,9 +322,16 @@ class WorkerQueue:
         """`step` is over."""
         self._steps = [one for one in self._steps if one is not step]
 
-    def may_begin(self, reach: LossDistance) -> bool:
-        """Whether one more forward may wait for its gradient."""
-        return sum(one.in_flight(reach) for one in self._steps) < self._window.depth(reach.hops_after)
+    def may_begin(self, step: Schedule[Any], reach: LossDistance) -> bool:
+        """Whether one more forward of `step` may wait for its gradient.
+
+        Those of younger steps that wait for `step` itself take no room from it.
+        """
+        count, younger = 0, False
+        for one in self._steps:
+            count += 0 if younger and one.waits_for_older else one.in_flight(reach)
+            younger = younger or one is step
+        return count < self._window.depth(reach.hops_after)
 
     def may_set_aside(self, reach: LossDistance) -> bool:
         """Whether a stuck forward may be kept besides: as many again, and in all what memory allows."""

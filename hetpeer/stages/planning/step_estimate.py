@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetpeer.stages.pipeline.delays import Delays
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
@@ -57,13 +58,14 @@ def estimate(
     routes: Mapping[int, Route],
     between_s: float = 0.0,
     staleness: int = 0,
+    delays: Delays | None = None,
 ) -> StepEstimate:
     """Estimate of a step of microbatches that take `routes` (microbatch → route).
 
     `links` has both directions of each two peers that follow one another. For steps that overlap it is the
-    time from one to the next, once the pace is even.
+    time from one to the next, once the pace is even; `delays` says what they are computed with.
     """
-    swarm = VirtualSwarm(machines, links, routes, staleness=staleness, between_s=between_s)
+    swarm = VirtualSwarm(machines, links, routes, staleness=staleness, delays=delays, between_s=between_s)
     together = staleness + 1
     for _ in range(SETTLE * together):
         swarm.step()

@@ -18,6 +18,7 @@ from statistics import NormalDist
 from zlib import crc32
 
 from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.delays import Delays
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, WorkerQueue
@@ -58,8 +59,9 @@ class VirtualSwarm:
 
     `links` are keyed (from, to): two peers that follow one another on a route need both directions, peers
     that reduce together the links to each other. `most` microbatches fit into a volunteer's memory. Up to
-    `staleness` steps begin before the one that they follow is over. A step is over when its sums have
-    arrived, but not before `between_s` after its last work and after the end of the step before.
+    `staleness` steps begin before the one that they follow is over; `delays` says which versions they are
+    computed with (None: the one that they are begun with). A step is over when its sums have arrived, but not
+    before `between_s` after its last work and after the end of the step before.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class VirtualSwarm:
         most: int = MOST,
         *,
         staleness: int = 0,
+        delays: Delays | None = None,
         between_s: float = 0.0,
     ) -> None:
         self._roster = {hop.peer: (hop.begin, hop.end) for route in routes.values() for hop in route}
@@ -79,6 +82,7 @@ class VirtualSwarm:
         self._links = links
         self._routes = routes
         self._staleness = staleness
+        self._delays = delays
         self._between_s = between_s
         self._timeline = Timeline()
         self._queues = {peer: WorkerQueue(window) for peer, window in self.windows.items()}
@@ -127,9 +131,10 @@ class VirtualSwarm:
     def _open(self) -> None:
         """Open as many steps as may be under way."""
         while len(self._steps) <= self._staleness:
-            count = len(self._routes)
+            count, behind = len(self._routes), len(self._steps)
             cores = {
-                peer: Pipeline(peer, self._roster, count, count, self._queues[peer]) for peer in self._roster
+                peer: Pipeline(peer, self._roster, count, count, self._queues[peer], behind, self._delays)
+                for peer in self._roster
             }
             step = _UnderWay(self._opened, cores, count)
             self._opened += 1
@@ -163,6 +168,9 @@ class VirtualSwarm:
         for peer, core in step.cores.items():
             core.schedule.leave()
             self.windows[peer].end_step(step.number)
+        for missing, younger in enumerate(self._steps if self._delays else ()):
+            for peer, core in younger.cores.items():
+                self._happened(younger, peer, core.advance(missing))
         self._open()
         self._decide()
 

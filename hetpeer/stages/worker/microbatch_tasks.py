@@ -95,9 +95,9 @@ class MicrobatchTasks:
         started = time.perf_counter()
         where = f"task {command.task}"
         held = [self._held(block) for block in range(command.begin, command.end)]
-        weights = [one.weights(command.version) for one in held]
-        if not held:
-            raise CommandError(f"{where} runs no block")
+        if not held or len(command.versions) != len(held):
+            raise CommandError(f"{where} runs no block, or names not one version for each")
+        weights = [one.weights(version) for one, version in zip(held, command.versions, strict=True)]
         first, last = (weights[at].block.sized(command.batch) for at in (0, -1))
         here = Pass(command.draw if command.train else None)
         inputs = self._staging.read_finite(f"{where}, input", first.inputs, command.inputs)

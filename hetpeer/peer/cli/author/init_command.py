@@ -160,6 +160,15 @@ def init(
             "newest parameters.",
         ),
     ] = None,
+    last_staleness: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="STEPS",
+            help="With --staleness: how old parameters of the last stage may be; those of each stage before "
+            "it one step more (default: all as old).",
+        ),
+    ] = None,
     compensation: Annotated[
         float,
         typer.Option(

@@ -24,7 +24,9 @@ def settings_lines(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if training.staleness:
         fresh = f", not in the first {training.fresh_steps}" if training.fresh_steps else ""
         overlap = f"{counted(training.staleness, 'step')} in advance"
-        yield "staleness", f"each step begins {overlap}{fresh} (docs/asynchronous.md)"
+        bounds = ", ".join(str(most) for _, most in manifest.delays.stages)
+        stages = f"; parameters are at most {bounds} steps old, stage by stage" if bounds else ""
+        yield "staleness", f"each step begins {overlap}{fresh}{stages} (docs/asynchronous.md)"
     evaluated = (
         counted(training.eval_microbatches, "microbatch", "microbatches")
         if training.eval_samples is None
