@@ -15,6 +15,7 @@ from hetpeer.bootstrap.trust.reduce_complaints import REFUSED
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.pipeline.place_memory import PlaceDemand
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 
@@ -64,6 +65,21 @@ def test_links_aim_at_more_seconds_while_the_ratio_rises():
         found.append(court.sent["a", "begin"].target)
         court.commit("a", "b")
     assert found == pytest.approx([10.0, 2.0, 0.4])
+
+
+def test_links_that_adapt_aim_at_the_least_time_to_a_loss():
+    """The ratio that pays stays the same while lines are measured with noise; the target follows them."""
+    adaptive = Compression(forward=100.0, backward=100.0, adaptive=True)
+    court = Court(layouts=(((0, 1), (1, 2)),), link_ratio=100.0, compression=adaptive)
+    for peer, other in ("ab", "ba"):
+        court.prepare(peer)
+        court.tell(peer, m.Paced(computing=10.0, links={other: 40.0}))
+    court.begin_prepared("a", "b")
+    assert court.sent["a", "begin"].target == pytest.approx(10.0), "rounding is enough to keep up"
+    for peer, other in ("ab", "ba"):
+        court.tell(peer, m.Paced(computing=10.0, links={other: 41.0}))
+    court.commit("a", "b")
+    assert court.sent["a", "begin"].target == pytest.approx(10.0 * 41 / 40)
 
 
 def test_a_step_is_committed_when_all_holders_voted_alike():

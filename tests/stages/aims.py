@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from hetpeer.bootstrap.state.link_targets import link_targets
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
-from hetpeer.bootstrap.state.work_shares import link_targets
 
 
 def target_of(links: Sequence[float], computing: Sequence[float], most: float) -> float:

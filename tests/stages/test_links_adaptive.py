@@ -176,6 +176,17 @@ def test_a_rate_that_falls_by_ten_is_answered_at_once_and_noise_is_not() -> None
     assert links.links["far"].aim_s == 0.1
 
 
+def test_only_rounding_to_bytes_goes_further_than_the_target() -> None:
+    """Half bytes cost more tokens than the slack between links and computation is worth."""
+    links = LinkBook(LinkSettings(codec="topk-int4"))
+    links.target = 0.1
+    said = []
+    for needed in (0.6, 1.5, 3.0, 3.8, 5.0, 9.0):
+        links.measured(str(needed), MIB / (0.1 * needed), 0.1)
+        said.append(str(links.coding(str(needed), MIB, 4.0, gradient=False).codec))
+    assert said == ["bf16", "int8", "int8", "int8", "int4", "topk-int4"]
+
+
 def test_an_unknown_line_and_tensors_without_floats_are_left_as_they_are() -> None:
     links = book()
     links.target = 0.1

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
-from hetpeer.bootstrap.state.work_shares import few, link_costs, link_targets, rates, shunned
+from hetpeer.bootstrap.state.work_shares import few, link_costs, rates, shunned
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.links.adaptive_ratio import warmed_up
 
@@ -54,7 +54,8 @@ class CoordinatedStep:
         self.roster, ready = members.roster(), members.ready()
         speeds = rates(ready, members.costs)
         most = warmed_up(config.link_ratio, work.batch, config.link_warmup)
-        self._targets = link_targets(ready, most, context.issue_limits.limited)
+        limited = context.issue_limits.limited
+        self._targets = context.ratio_choice.targets(ready, most, config.compression, limited)
         links = link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None)
         apart = context.reputation.apart | shunned(ready)
         self.ledger = StepLedger(train, evaluation, members.blocks)

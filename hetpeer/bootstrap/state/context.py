@@ -19,6 +19,7 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import LateWork
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, NextStep, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
+from hetpeer.bootstrap.state.link_targets import RatioChoice
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.work_shares import IssueLimits
 
@@ -91,6 +92,7 @@ class CoordinatorContext:
     length_outliers: LengthOutliers = field(default_factory=LengthOutliers)
     norm_outliers: NormOutliers = field(default_factory=NormOutliers)
     late_work: LateWork = field(default_factory=LateWork)
+    ratio_choice: RatioChoice = field(default_factory=RatioChoice)
     state: CoordinatorState = CoordinatorState.WAITING
     end: Finished | None = None
     """End of the run, once it is FINISHED."""

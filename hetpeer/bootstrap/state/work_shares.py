@@ -1,4 +1,4 @@
-"""Shares of a step's work for each volunteer: its speed, link costs and link targets, and issue limits.
+"""Shares of a step's work for each volunteer: its speed, link costs, and issue limits.
 
 Pure. All but the limits rests on volunteers' claims. A false claim gives a volunteer more or less work than
 it should have and slows the run; it cannot change which microbatches count, as the exact cover decides that.
@@ -6,9 +6,6 @@ it should have and slows the run; it cannot change which microbatches count, as 
 Routes prefer fast links and links within a cluster, since planners put neighbours into one cluster
 (docs/planning.md). A link to another cluster that was not measured costs as much as one more microbatch at a
 mean peer (`leaving`): a route uses it only if the load of the peers is that uneven.
-
-With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than
-the time between two microbatches of its sender, which is longer for a slow holder.
 
 Issue limits bound the harm of a volunteer that takes ids and does not do them. Many such ids make a step wait
 for two stall timeouts. A few do not: the last ids of a step are handed out a second time without a stall. A
@@ -121,61 +118,7 @@ def _carried_s(took: float, compression: Compression, target: float) -> float:
     return max(least, min(took, target)) if target else took
 
 
-# ── link targets ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def link_targets(
-    ready: Collection[VolunteerState], most: float, limited: Collection[str] = ()
-) -> dict[str, float]:
-    """Peer → most seconds that each of its links may take for a microbatch; empty where no link is known.
-
-    `most`: the author's largest ratio; no link is shrunk further. `limited`: peers that get next to nothing
-    and do not count.
-
-    A holder needs the time of its computing, or of its link at `most` if that is longer (R / r of FusionLLM's
-    Eq. 7). Holders of a block share its microbatches by that, and the slowest block sets the number of
-    microbatches. With one holder for each block all links get the same target: the slowest link at `most`, or
-    the slowest computation. No target is longer than the longest need.
-    """
-    places = {v.peer: v.place for v in ready if v.place is not None}
-    usual = median([v.computing for v in ready if v.computing] or [0.0])
-    need = {v.peer: max(v.computing or usual, _link_s(v, ready) / most) for v in ready if v.peer in places}
-    known = [seconds for seconds in need.values() if seconds]
-    if not known or not any(any(v.links.values()) for v in ready):
-        return {}
-    need = {peer: max(seconds or median(known), median(known) / MOST) for peer, seconds in need.items()}
-    blocks = {block for place in places.values() for block in range(*place)}
-    rates = _block_rates({peer: places[peer] for peer in places if peer not in limited}, need)
-    if rates.keys() != blocks:  # some block has no other holder
-        rates = _block_rates(places, need)
-    slowest, longest = min(rates.values()), max(need.values())
-    return {
-        peer: min(need[peer] * min(rates[block] for block in range(*place)) / slowest, longest)
-        for peer, place in places.items()
-    }
-
-
-def _block_rates(places: Mapping[str, tuple[int, int]], need: Mapping[str, float]) -> dict[int, float]:
-    """Block → microbatches per second of its holders together."""
-    rates: dict[int, float] = {}
-    for peer, (begin, end) in places.items():
-        for block in range(begin, end):
-            rates[block] = rates.get(block, 0.0) + 1 / need[peer]
-    return rates
-
-
-def _link_s(volunteer: VolunteerState, ready: Collection[VolunteerState]) -> float:
-    """Seconds of its links for an uncompressed microbatch: the slower side's fastest link; 0: unknown."""
-    assert volunteer.place is not None
-    begin, end = volunteer.place
-    sides: list[list[float]] = [[], []]
-    for other in ready:
-        seconds = volunteer.links.get(other.peer, 0.0)
-        if seconds and other.place is not None:
-            for side, block in zip(sides, (begin - 1, end), strict=True):
-                if other.place[0] <= block < other.place[1]:
-                    side.append(seconds)
-    return max((min(side) for side in sides if side), default=0.0)
+# ── separated pairs ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def shunned(ready: Collection[VolunteerState]) -> set[frozenset[str]]:

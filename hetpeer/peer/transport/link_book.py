@@ -17,6 +17,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.uplink import UplinkRate
 from hetpeer.stages.links.adaptive_ratio import (
+    FREE,
     LEAST_SHARE,
     SLACK,
     AdaptiveRatio,
@@ -219,7 +220,8 @@ class LinkBook:
             return coding_for(limit, most, width)
         link.aim_s = aim = self.target or self._own_s
         seconds = self._line_s(link, nbytes) if aim else 0.0
-        needed, rounded = (ratio_of(seconds, max(goal, WORTH_S), most) for goal in (aim, SLACK * aim))
+        needed = ratio_of(seconds, max(aim, WORTH_S), most)
+        rounded = ratio_of(seconds, max(SLACK * aim, WORTH_S), min(most, FREE))
         found = steadied(link.codecs.get(gradient, Codec()), limit, needed, most, width, rounded)
         link.codecs[gradient] = found.codec
         return found

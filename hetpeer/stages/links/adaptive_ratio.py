@@ -19,12 +19,15 @@ LEAST_SHARE = 1e-4
 GENTLE = 4.0
 """Ratio of a warm-up's first step: bytes in place of float32, so that next to nothing is lost."""
 SLACK = 0.5
-"""Fraction of the target that a link may take if only rounding is needed.
+"""Fraction of the target that a link may take if only rounding to bytes is needed.
 
 A link as slow as the work would be hidden only if nothing ever varied: with 0.2 s of work and 100 ms of
-delay, four stages then take 1.28 times the work of 64 microbatches, and 1.18 times at half. Rounding for that
-costs next to nothing; leaving out elements does, so it goes no further than the target.
+delay, four stages then take 1.28 times the work of 64 microbatches, and 1.18 times at half. Rounding to bytes
+costs next to nothing; anything coarser costs more tokens than that saves, and goes no further than the
+target.
 """
+FREE = 3.9
+"""Ratio that rounding to bytes reaches."""
 STEADY = 1.15
 """Factor by which a wanted ratio may change without a change of codec: rates are measured with noise."""
 
