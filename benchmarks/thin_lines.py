@@ -4,7 +4,8 @@ Four stages of a GPT in the laboratory (root), 40 ms there and back. Each way tr
 (`--codec auto`: each link as far as it pays), `auto, warm-up` (its largest ratio rises from 4 in the first
 half of the steps), and `uniform` Top-K at the author's ratio. Without a codec a step would take minutes; what
 it learns is what one machine learns, bit for bit but for the order of sums (benchmarks.models), so it is
-computed on one. Losses, bytes and ratios do not depend on how busy the machine is, seconds do.
+computed on one. A busy machine computes more slowly, and the links of `auto` aim at that: their `why` has
+the time that they aimed at.
 
     python -m benchmarks.thin_lines
 """

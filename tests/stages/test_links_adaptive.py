@@ -238,6 +238,21 @@ def test_a_place_in_the_middle_sends_both_ways_over_one_line() -> None:
     assert links.paced().links == pytest.approx({"next": 4.0, "before": 4.0}, rel=0.05)
 
 
+def test_an_uplink_is_no_slower_than_a_link_that_it_carries() -> None:
+    """Bundles that are small by now leave it half empty.
+
+    It seemed slower and slower, and they shrank on.
+    """
+    links = book()
+    links.target = 0.5
+    for peer in ("next", "before"):
+        links.measured(peer, MIB, 0.1)
+    full_uplink(links, MIB / 2)
+    for peer in ("next", "before"):
+        links.coding(peer, 2 * MIB, 4.0, gradient=peer == "before")
+    assert links.paced().links == pytest.approx({"next": 4.0, "before": 4.0})
+
+
 def test_two_far_lines_that_are_full_together_are_no_slower_for_it() -> None:
     links = book()
     links.target = 0.5

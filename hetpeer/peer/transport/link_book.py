@@ -235,6 +235,8 @@ class LinkBook:
         """
         rate = link.rate or self._offered
         uplink = self.outflow.seen if link.rate else self._offered
+        if uplink:  # small bundles do not fill a line, and it is no slower than a link that it carries
+            uplink = max(uplink, *(one.rate for one in self.links.values()))
         alone = nbytes / rate if rate else 0.0
         if not uplink or not all(self._largest.values()):
             return alone
