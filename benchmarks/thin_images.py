@@ -7,6 +7,7 @@ out every third image, from the s-th on: three seeds evaluate each of the 1,797 
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks import report
 from benchmarks.thin_ways import FLOAT_BYTES, Wire
-from hetpeer.bootstrap.authoring.bottlenecks import insert, narrowed
+from hetpeer.bootstrap.authoring.bottlenecks import narrowed
+from hetpeer.bootstrap.authoring.package_model import quietly
 from hetpeer.bootstrap.run.run_directory import Bottlenecks
 from hetpeer.examples.digits import data as digits
 from hetpeer.examples.resnet import ResNet
@@ -52,6 +54,7 @@ class VisionTransformer(nn.Module):
                 intermediate_size=128,
                 hidden_dropout_prob=0.0,
                 attention_probs_dropout_prob=0.0,
+                initializer_range=0.1,
                 num_labels=10,
             )
         )
@@ -62,49 +65,42 @@ class VisionTransformer(nn.Module):
 
 
 SUBJECTS: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
-    "ResNet": (lambda: ResNet(16, 4), 20),
-    "ViT": (VisionTransformer, 40),
+    "ResNet": (lambda: ResNet(16, 4), 8),
+    "ViT": (VisionTransformer, 16),
 }
 """Name → the model, and how often it sees each image."""
 CASES: tuple[tuple[str, int, str], ...] = tuple(
     (subject, rank, codec)
     for subject, ways in (
-        ("ResNet", ((0, "none"), (0, "int4"), (4, "int8"), (4, "int4"), (2, "int8"))),
-        ("ViT", ((0, "none"), (0, "int4"), (12, "int8"), (8, "int8"), (4, "int8"))),
+        ("ResNet", ((0, "none"), (4, "int8"), (4, "int4"))),
+        ("ViT", ((0, "none"), (12, "int8"), (16, "int4"))),
     )
     for rank, codec in ways
 )
 """Subject, features that cross (0: all of them), codec."""
 
 
-def places(make: Callable[[], nn.Module], rank: int) -> Bottlenecks:
-    """The bottlenecks that `hetpeer init --stages 4 --bottleneck RANK` puts into the model."""
-    model, example = make(), {"image": torch.zeros(4, 1, 8, 8), "label": torch.zeros(4, dtype=torch.int64)}
-    dag = trace(model, example)
+def wired(
+    make: Callable[[], nn.Module], rank: int, example: Mapping[str, Tensor], wire: Wire, seed: int
+) -> tuple[nn.Module, Bottlenecks]:
+    """A model with what crosses its borders sent over `wire`: all of it, or `rank` features of it.
+
+    The bottlenecks are those of `hetpeer init --stages 4 --bottleneck RANK`.
+    """
+    torch.manual_seed(seed)
+    model = make()
+    thin = model if rank else copy.deepcopy(model)
+    dag = trace(thin, example)
     layout = balanced_ranges(cut_blocks(dag, at_least=STAGES), STAGES)
+    mode = ComputeMode()
     _, _, found = narrowed(
-        model,
-        example,
-        dag,
-        [layout],
-        rank,
-        ComputeMode(),
-        at_least=STAGES,
-        seed=0,
-        tell=lambda _line: None,
+        thin, example, dag, [layout], rank or 1, mode, at_least=STAGES, seed=seed, tell=quietly
     )
-    return found
-
-
-def wired(model: nn.Module, found: Bottlenecks, rank: int, wire: Wire, seed: int) -> nn.Module:
-    """`model` with what crosses its borders sent over `wire`: all of it, or `rank` features."""
-    layers = [model.get_submodule(place.layer) for place in found.places]
-    if rank:
-        insert(model, found, seed)
-        layers = [getattr(layer, BOTTLENECK).down for layer in layers]
-    for layer in layers:
-        layer.register_forward_hook(lambda _layer, _args, x: wire(x))
-    return model
+    for place in found.places:
+        layer = model.get_submodule(place.layer)
+        sent = getattr(layer, BOTTLENECK).down if rank else layer
+        sent.register_forward_hook(lambda _layer, _args, x: wire(x))
+    return model, found
 
 
 def train(case: tuple[str, int, str], seed: int, times: int) -> dict[str, Any]:
@@ -119,11 +115,11 @@ def train(case: tuple[str, int, str], seed: int, times: int) -> dict[str, Any]:
         torch.from_numpy(np.stack([sample[key] for sample in samples])) for key in ("image", "label")
     )
     left_out = torch.arange(len(labels)) % FOLDS == seed % FOLDS
-    found = places(make, rank or 1)
-    torch.manual_seed(seed)
-    wire = Wire(codec)
-    model = wired(make(), found, rank, wire, seed)
     rows = torch.nonzero(~left_out).flatten()
+    first = next(batches(rows, seed))
+    wire = Wire(codec)
+    model, found = wired(make, rank, {"image": images[first], "label": labels[first]}, wire, seed)
+    model.train()
     steps = (times or epochs) * (len(rows) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
     began, losses = time.monotonic(), list[float]()

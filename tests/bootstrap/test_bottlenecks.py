@@ -152,7 +152,52 @@ def test_images_are_narrowed_by_channels() -> None:
         assert narrow.shape[0] == Batch(1)
         assert narrow.shape[-1] == RANK
     assert not any(name.endswith("table.weight") for name in dag.parameters.values())
+    starts = {tuple(dag.tensors[name].shape) for name in dag.tensors if name.endswith(".start")}
+    assert starts == {(16, 1, 1), (64, 1, 1)}
     assert compare(model, images, dag, specs).worst() == pytest.approx((0, 0), abs=1e-5)
+
+
+class Patches(nn.Module):
+    """Layers over five positions, without tokens, behind running statistics.
+
+    A layer that is a `Sequential` calls each of its parts by itself, and so its bottleneck.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = nn.Parameter(torch.randn(5, 16))
+        self.norm = nn.BatchNorm1d(5)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_without_tokens_it_begins_with_the_best_that_k_features_can_do() -> None:
+    """Against numpy's singular values of what crosses: the mean is exact, and no other basis is nearer."""
+    torch.manual_seed(1)
+    model, images = Patches(), {"x": torch.randn(64, 5, 16)}
+    plain, seen = Patches(), list[Tensor]()
+    plain.layers[1].register_forward_hook(lambda _layer, _args, output: seen.append(output.detach()))
+    plain(**images)
+    found, specs, *_ = thin(model, images, 2, rank=3)
+    assert torch.equal(model.norm.running_mean, Patches().norm.running_mean)
+
+    assert compare(model, images, found, specs).worst() == pytest.approx((0, 0), abs=1e-5)
+    down, up = (found.tensors[f"layers.1.{BOTTLENECK}.{way}.weight"] for way in ("down", "up"))
+    start = found.tensors[f"layers.1.{BOTTLENECK}.start"]
+    assert start.shape == (5, 16)
+    (x,) = seen
+    left = x @ down.T @ up.T + start - x
+    assert left.mean(0).abs().max() < 1e-5
+    values = np.linalg.svd((x - x.mean(0)).flatten(0, 1).numpy(), compute_uv=False)
+    assert left.square().sum().item() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
 
 
 @pytest.fixture(scope="module")

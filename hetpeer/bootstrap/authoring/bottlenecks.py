@@ -4,7 +4,9 @@ A bottleneck stands behind a layer of the author's and is a part of it. It multi
 to K features, which is what crosses, and up again. Which token is where needs no features: every stage has
 the ids. So a table of the bottleneck's own gives each token a vector, which is added. Trained bottlenecks
 between the stages of a pipeline are the idea of ResBM. That what depends on the token alone is added at each
-stage, and only the rest crosses, is that of Protocol Models (Ramasinghe et al., 2025).
+stage, and only the rest crosses, is that of Protocol Models (Ramasinghe et al., 2025). Where there are no
+tokens, as with images, what is the same for all samples needs no features either: a learned `start` is added,
+for each position or each channel.
 """
 
 from __future__ import annotations
@@ -31,42 +33,6 @@ from hetpeer.stages.tracing.operator_line import OperatorLine, Range
 from hetpeer.stages.tracing.trace import OpDag, trace
 
 
-class Bottleneck(nn.Module):
-    """x [..., width, ...] → up(down(x)) + table[ids], of the same sizes.
-
-    `down` [rank, width] and `up` [width, rank] are linear layers without bias. `dim`: the dimension of the
-    width, 1 or -1. `table` [tokens, width], or None.
-    """
-
-    def __init__(self, width: int, rank: int, dim: int, embedding: nn.Embedding | None, seed: int) -> None:
-        """Begin with an orthogonal projection, and with the rows of `embedding`.
-
-        On the meta device there are sizes only. The basis is drawn with `seed`.
-        """
-        super().__init__()
-        self.dim = dim
-        self.down = nn.Linear(width, rank, bias=False)
-        self.up = nn.Linear(rank, width, bias=False)
-        self.table = None if embedding is None else nn.Embedding(*embedding.weight.shape)
-        if self.down.weight.is_meta:
-            return
-        drawn = torch.randn(width, rank, generator=torch.Generator().manual_seed(seed))
-        basis = torch.linalg.qr(drawn)[0]
-        with torch.no_grad():
-            self.up.weight.copy_(basis)
-            self.down.weight.copy_(basis.T)
-            if self.table is not None and embedding is not None:
-                self.table.weight.copy_(embedding.weight)
-
-    def forward(self, x: Tensor, ids: Tensor | None) -> Tensor:
-        """`ids` [...]: the tokens, if there is a table."""
-        if self.dim == -1:
-            y: Tensor = self.up(self.down(x))
-        else:
-            y = self.up(self.down(x.movedim(self.dim, -1))).movedim(-1, self.dim)
-        return y if self.table is None else y + self.table(ids)
-
-
 class _Tokens:
     """The ids that the model's embedding got last."""
 
@@ -77,14 +43,76 @@ class _Tokens:
     ) -> None:
         self.ids = args[0] if args else kwargs["input"]
 
-    def narrow(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        """The output of a layer, with its first tensor behind the layer's bottleneck."""
-        bottleneck = getattr(module, BOTTLENECK)
-        if isinstance(output, Tensor):
-            return bottleneck(output, self.ids)
-        if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-            return type(output)([bottleneck(output[0], self.ids), *output[1:]])
-        raise no_bottleneck(f"a layer returns a {type(output).__name__}, and no tensor or tuple of tensors")
+
+class Bottleneck(nn.Module):
+    """x [..., width, ...] → up(down(x)) + table[ids] + start, of the same sizes.
+
+    `down` [rank, width] and `up` [width, rank] are linear layers without bias. `dim`: the dimension of the
+    width, 1 or -1. `table` [tokens, width], or None. `start`: added to every sample, or None.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        rank: int,
+        dim: int,
+        embedding: nn.Embedding | None,
+        tokens: _Tokens,
+        seed: int,
+        start: Sequence[int] = (),
+    ) -> None:
+        """Begin with an orthogonal projection, the rows of `embedding`, and a start of zeros.
+
+        On the meta device there are sizes only. The basis is drawn with `seed`.
+        """
+        super().__init__()
+        self.dim = dim
+        self._tokens = tokens
+        self.down = nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(rank, width, bias=False)
+        self.table = None if embedding is None else nn.Embedding(*embedding.weight.shape)
+        self.start = nn.Parameter(torch.zeros(*start)) if start else None
+        if self.down.weight.is_meta:
+            return
+        drawn = torch.randn(width, rank, generator=torch.Generator().manual_seed(seed))
+        basis = torch.linalg.qr(drawn)[0]
+        with torch.no_grad():
+            self.up.weight.copy_(basis)
+            self.down.weight.copy_(basis.T)
+            if self.table is not None and embedding is not None:
+                self.table.weight.copy_(embedding.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`: the layer's output."""
+        if self.dim == -1:
+            y: Tensor = self.up(self.down(x))
+        else:
+            y = self.up(self.down(x.movedim(self.dim, -1))).movedim(-1, self.dim)
+        if self.table is not None:
+            y = y + self.table(self._tokens.ids)
+        return y if self.start is None else y + self.start
+
+    def begin_with(self, x: Tensor) -> None:
+        """Begin with what is best for `x`, outputs of the layer: their mean and their principal components.
+
+        Only for a bottleneck that has a `start`.
+        """
+        assert self.start is not None
+        axis = -1 if self.dim == -1 else self.dim - 1  # of the width in one sample
+        mean = x.sum_to_size(self.start.shape) * (self.start.numel() / x.numel())
+        varying = (x - mean).movedim(self.dim, -1).flatten(0, -2)
+        basis = torch.linalg.eigh(varying.T @ varying)[1][:, -self.down.out_features :]
+        same = mean.movedim(axis, -1)
+        with torch.no_grad():
+            self.up.weight.copy_(basis)
+            self.down.weight.copy_(basis.T)
+            self.start.copy_((same - same @ basis @ basis.T).movedim(-1, axis))
+
+
+def _narrow(module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    """The output of a layer, with its first tensor behind the layer's bottleneck."""
+    narrow = getattr(module, BOTTLENECK)(_first(output))
+    return narrow if isinstance(output, Tensor) else type(output)([narrow, *output[1:]])
 
 
 def insert(model: nn.Module, bottlenecks: Bottlenecks, seed: int, part: str = "") -> None:
@@ -113,9 +141,45 @@ def insert(model: nn.Module, bottlenecks: Bottlenecks, seed: int, part: str = ""
     for number, (layer, place) in enumerate(zip(found, bottlenecks.places, strict=True)):
         own = table if place.tokens else None
         with next(model.parameters()).device:
-            bottleneck = Bottleneck(place.width, bottlenecks.rank, place.dim, own, seed + number)
+            bottleneck = Bottleneck(
+                place.width, bottlenecks.rank, place.dim, own, tokens, seed + number, place.start
+            )
         layer.add_module(BOTTLENECK, bottleneck)
-        layer.register_forward_hook(tokens.narrow)
+        if type(layer).forward is not nn.Sequential.forward:  # which calls its new part by itself
+            layer.register_forward_hook(_narrow)
+
+
+def _outputs(model: nn.Module, example: Mapping[str, Tensor], layers: Sequence[str]) -> dict[str, Tensor]:
+    """What leaves each of `layers`; running statistics stay as they were. On the meta device nothing does."""
+    found: dict[str, Tensor] = {}
+    if not layers or next(model.parameters()).is_meta:
+        return found
+
+    def keeper(name: str) -> Callable[..., None]:
+        def keep(_layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            found[name] = _first(output).clone()  # a later layer may work in place
+
+        return keep
+
+    hooks = [model.get_submodule(name).register_forward_hook(keeper(name)) for name in layers]
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    try:
+        with torch.no_grad():
+            model(**example)
+            for buffer, before in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _first(output: Any) -> Tensor:
+    """The tensor that a layer returns, or the first of a tuple."""
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    if isinstance(first, Tensor):
+        return first
+    raise no_bottleneck(f"a layer returns a {type(output).__name__}, and no tensor or tuple of tensors")
 
 
 def narrowed(
@@ -157,12 +221,20 @@ def narrowed(
         embedding=embedding,
         places=tuple(
             LayerBottleneck(
-                layer=place.layer, dim=place.dim, width=place.width, tokens=place.embedding == embedding != ""
+                layer=place.layer,
+                dim=place.dim,
+                width=place.width,
+                tokens=place.embedding == embedding != "",
+                start=() if place.embedding == embedding != "" else place.start,
             )
             for place in places
         ),
     )
+    outputs = _outputs(model, example, [place.layer for place in chosen.places if place.start])
     insert(model, chosen, seed)
+    for layer, output in outputs.items():
+        if output.isfinite().all():
+            getattr(model.get_submodule(layer), BOTTLENECK).begin_with(output)
     thin = trace(model, example, autocast=mode.autocast)
     after = OperatorLine(thin)
     widths = " or ".join(map(str, sorted({place.width for place in places})))

@@ -46,6 +46,8 @@ class LayerBottleneck(BaseModel):
     width: int
     tokens: bool
     """Whether it has a table of tokens."""
+    start: tuple[int, ...] = ()
+    """Sizes of what is added to every sample; empty: nothing is."""
 
 
 class Bottlenecks(BaseModel):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.graph.block_spec import OperatorCall, Ref, TensorSpec
+from hetpeer.stages.graph.block_spec import Batch, OperatorCall, Ref, TensorSpec
 from hetpeer.stages.operators.names import BATCH_NORM, BOTTLENECK, EMBEDDING
 from hetpeer.stages.tracing.operator_line import OperatorLine, Range
 from hetpeer.stages.tracing.trace import OpDag
@@ -45,6 +45,10 @@ class BottleneckPlace:
     """Size of that dimension."""
     embedding: str = ""
     """Path of the embedding that gives each token a vector of that width; empty: there is none."""
+    start: tuple[int, ...] = ()
+    """Sizes of what can be added to every sample: a number for each channel, or for each feature of each
+    position.
+    """
 
 
 def stage_ends(layouts: Iterable[Sequence[Range]]) -> list[int]:
@@ -89,7 +93,19 @@ def _place(line: OperatorLine, crossing: Sequence[str]) -> BottleneckPlace | str
         return f"{value!r} is the result of no module that is called once"
     dim = _width_dimension(dag, value, len(spec.shape))
     embedding = _embedding(line, value) if dim == -1 else ""
-    return BottleneckPlace(layer=layer, dim=dim, width=spec.sizes[dim], embedding=embedding)
+    start = _start(line, value, dim)
+    return BottleneckPlace(layer=layer, dim=dim, width=spec.sizes[dim], embedding=embedding, start=start)
+
+
+def _start(line: OperatorLine, value: str, dim: int) -> tuple[int, ...]:
+    """Sizes of what can be added to every sample."""
+    spec, given = line.dag.at(value), line.dag.values[value]
+    assert isinstance(spec, TensorSpec)
+    assert isinstance(given, TensorSpec)
+    if dim != -1:
+        return (spec.sizes[dim], *[1] * (len(spec.sizes) - dim - 1))
+    positions = not any(isinstance(size, Batch) for size in given.shape[1:])
+    return spec.sizes[1:] if positions else spec.sizes[-1:]
 
 
 def _layer(dag: OpDag, value: str) -> str:
