@@ -182,6 +182,7 @@ def priced(found: Sequence[Sequence[Sequence[int]]], devices: Devices, demand: S
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
     example = made(folder / "example", options.seed)
     demand = of_manifest(example.manifest, example.manifest.training.microbatches)
+    torch.set_num_threads(1)  # as a worker has
     speed = measure_flops(torch.device("cpu"))
     devices = volunteers(options.seed, demand, (CORES[0] * speed, CORES[1] * speed))
     cores = (devices.flops / speed).tolist()
