@@ -1,7 +1,7 @@
 """Staleness by stage against the same staleness everywhere: the loss after the same batches, and the pace.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are
-made on one: of the GPT of `benchmarks.stale`, cut into four stages, several seeds, with NAdam. `2 to 0` is
+made on one: of a GPT like that of `benchmarks.stale`, cut into four stages, several seeds, with NAdam. `2 to 0` is
 staleness 2 at the first stage, and one less at each later one down to 0, but 2 at most. So `3 to 0` is
 Ravnest's rule for four stages (Menon et al., 2024, 3.1).
 
@@ -32,6 +32,8 @@ from typing import Any
 from benchmarks import report, stale
 from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
+from benchmarks.swarm import NEVER
+from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.stages.pipeline.routes import Hop
@@ -40,7 +42,14 @@ from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualVolunteer
 from tests.reference.eager_training import train
 
-STAGES = 4
+STAGES, BATCH, HELDOUT = 4, 8, 64
+"""Stages; samples of a step, and of an evaluation."""
+MODEL = """from hetpeer.examples.gpt import GPT
+
+
+def build():
+    return GPT({width}, 4, 4, {length}, 256)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Way:
 
     def settings(self) -> dict[str, Any]:
         """Of its training."""
-        return {"staleness": self.staleness, "last_staleness": self.last, "optimizer": stale.AHEAD}
+        return {"staleness": self.staleness, "last_staleness": self.last}
 
 
 EXACT = "exact"
@@ -75,9 +84,32 @@ PART = 0.25
 # ── loss ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def made(way: str, folder: Path, options: argparse.Namespace, seed: int) -> RunDirectory:
-    """A run of the GPT that is trained this way."""
-    return stale.made(stale.GPT, EXACT, folder, options, seed, [STAGES], **WAYS[way].settings())
+def made(folder: Path, options: argparse.Namespace, seed: int, microbatches: int) -> RunDirectory:
+    """A run of the GPT whose batches have so many microbatches."""
+    width, length = options.width, options.length
+    (folder / "model.py").write_text(MODEL.format(width=width, length=length))
+    rise = round(stale.RISE * options.steps)
+    training = TrainingSettings(
+        steps=options.steps,
+        batch_size=BATCH,
+        microbatch_size=BATCH // microbatches,
+        slot_size=1,
+        optimizer=stale.AHEAD,
+        learning_rate=stale.GPT.learning_rate,
+        schedule=((1, 1 / rise), (rise, 1.0), (options.steps, stale.LEFT)),
+        eval_every=options.steps // stale.LOOKS,
+        eval_microbatches=HELDOUT // (BATCH // microbatches),
+        checkpoint_every=NEVER,
+    )
+    return create_run(
+        folder / "run",
+        model=f"{folder}/model.py:build",
+        name="stages",
+        seed=seed,
+        sequence_length=length,
+        stages=[STAGES],
+        training=training,
+    )
 
 
 def bounds_of(run: RunDirectory, way: Way) -> dict[str, int]:
@@ -101,7 +133,7 @@ def curve(run: RunDirectory, way: Way, steps: int) -> dict[str, float]:
 
 def curves(options: argparse.Namespace) -> dict[str, list[dict[int, float]]]:
     """Way → the curve of each seed. One seed's ways come one after the other, then the next seed's."""
-    about = {"steps": options.steps, "microbatches": options.microbatches}
+    about = {"steps": options.steps, "width": options.width, "length": options.length}
     journal = Journal(options.journal, sources=sources("benchmarks"), **about)
     seeds = range(options.seed, options.seed + options.seeds)
     for seed in seeds:
@@ -109,7 +141,8 @@ def curves(options: argparse.Namespace) -> dict[str, list[dict[int, float]]]:
         if not missing:
             continue
         with tempfile.TemporaryDirectory(prefix="hetpeer-stages-") as path:
-            run = made(EXACT, Path(path), options, seed)  # the same data and start for all ways
+            # the same data and start for all ways; one microbatch, since all of a step are as old
+            run = made(Path(path), options, seed, 1)
             for way in missing:
                 found = curve(run, WAYS[way], options.steps)
                 journal.add(f"{way}, seed {seed}", found)
@@ -209,7 +242,9 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
         ("seeds", 3, "curves of each way"),
-        ("steps", 200, "of each curve"),
+        ("steps", 240, "of each curve"),
+        ("width", 64, "of the GPT"),
+        ("length", 128, "tokens of a sample"),
         ("microbatches", 4, "of a step"),
         ("between-ms", 100, "from a step's last work to its commit at all holders"),
     ):
@@ -234,7 +269,7 @@ def main() -> int:
     options.ways = list(dict.fromkeys([EXACT, *options.ways]))
     found = curves(options)
     with tempfile.TemporaryDirectory(prefix="hetpeer-stages-") as folder:
-        run = made(EXACT, Path(folder), options, options.seed)
+        run = made(Path(folder), options, options.seed, options.microbatches)
         paces = {
             f"{milliseconds:g} ms": {
                 name: step_s(run, way, options, milliseconds) for name, way in WAYS.items()
