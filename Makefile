@@ -149,6 +149,7 @@ proof-8: setup
 	$(PY) -m benchmarks.prediction --staleness 1
 	$(PY) -m benchmarks.busy
 	$(PY) -m benchmarks.stale
+	$(PY) -m benchmarks.stale_stages
 	$(PY) -m benchmarks.speedup
 
 proof-9: setup

@@ -1,8 +1,8 @@
 """Staleness by stage against the same staleness everywhere: the loss after the same batches, and the pace.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are
-made on one: of a GPT like that of `benchmarks.stale`, cut into four stages, several seeds, with NAdam. `2 to 0` is
-staleness 2 at the first stage, and one less at each later one down to 0, but 2 at most. So `3 to 0` is
+made on one: of a GPT like that of `benchmarks.stale`, cut into four stages, several seeds, with NAdam. `2 to
+0` is staleness 2 at the first stage, and one less at each later one down to 0, but 2 at most. So `3 to 0` is
 Ravnest's rule for four stages (Menon et al., 2024, 3.1).
 
 *Pace.* Seconds of a step in virtual time: the product's own schedule on four volunteers in the homes of the
