@@ -12,7 +12,13 @@ import math
 from bisect import bisect_right
 from typing import Final
 
-PRICES: Final[tuple[tuple[float, float], ...]] = ((1.0, 1.0), (3.9, 1.0), (7.5, 1.17), (25.0, 2.23))
+PRICES: Final[tuple[tuple[float, float], ...]] = (
+    (1.0, 1.0),
+    (3.9, 1.0),
+    (7.5, 1.17),
+    (25.0, 2.23),
+    (100.0, 5.0),
+)
 """(ratio, tokens of three borders compared with no codec); the ratios rise."""
 BORDERS: Final = 3
 """Borders of the measured model."""
