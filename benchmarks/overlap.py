@@ -18,7 +18,7 @@ import itertools
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,22 @@ Spans = dict[int, list[Span]]
 
 
 def computing(swarm: Swarm, folder: Path) -> Spans:
-    """The work of all volunteers so far."""
+    """The work of all volunteers so far; evaluations, which have no backward, are none."""
     swarm.check()
+    return trained(perfetto(folder)["traceEvents"])
+
+
+def trained(events: Sequence[Mapping[str, Any]]) -> Spans:
+    """Forwards and backwards among the events of a trace."""
+    named = [
+        (event, *event["name"].split(maxsplit=1))
+        for event in events
+        if event["ph"] == "X" and event["cat"] == "compute" and event["name"].split()[0] in WORK
+    ]
+    back = {(event["pid"], task) for event, kind, task in named if kind == "Backward"}
     found: Spans = {}
-    for event in perfetto(folder)["traceEvents"]:
-        kind = event["name"].split()[0]
-        if event["ph"] == "X" and event["cat"] == "compute" and kind in WORK:
+    for event, kind, task in named:
+        if (event["pid"], task) in back:
             began = event["ts"] / 1e6
             found.setdefault(event["pid"], []).append((began, began + event["dur"] / 1e6, kind))
     return found

@@ -180,27 +180,31 @@ def _elements(make: Callable[[], nn.Module], found: Bottlenecks) -> list[int]:
 
 
 def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Right answers of all seeds together, against all features as float32, and the goals."""
-    by_case: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    """Right answers of all seeds together, against all features as float32 with the same seeds; the goals."""
+    by_case: dict[tuple[str, int, str], dict[int, dict[str, Any]]] = {}
     for row in rows:
-        by_case.setdefault((row["subject"], row["rank"], row["codec"]), []).append(row)
-    by_case = {case: own for case, own in by_case.items() if (case[0], 0, "none") in by_case}
-    share = {
-        case: sum(row["right"] for row in own) / sum(row["of"] for row in own)
-        for case, own in by_case.items()
-    }
-    table = [
-        {
-            "subject": case[0],
-            "rank": case[1],
-            "codec": case[2],
-            "fewer": own[0]["fewer"],
-            "accuracy": share[case],
-            "worse": share[case[0], 0, "none"] - share[case],
-            "seeds": len(own),
-        }
-        for case, own in by_case.items()
-    ]
+        by_case.setdefault((row["subject"], row["rank"], row["codec"]), {})[row["seed"]] = row
+    table = []
+    for (subject, rank, codec), own in by_case.items():
+        plain = by_case.get((subject, 0, "none"), {})
+        both = [seed for seed in own if seed in plain]
+        if not both:
+            continue
+        share, before = (
+            sum(found[seed]["right"] for seed in both) / sum(found[seed]["of"] for seed in both)
+            for found in (own, plain)
+        )
+        table.append(
+            {
+                "subject": subject,
+                "rank": rank,
+                "codec": codec,
+                "fewer": own[both[0]]["fewer"],
+                "accuracy": share,
+                "worse": before - share,
+                "seeds": len(both),
+            }
+        )
     met = {
         f"{subject}: ≥ {FEWER:g} times fewer bytes, accuracy within {WORSE:.1%}": any(
             row["subject"] == subject and row["rank"] and row["fewer"] >= FEWER and row["worse"] <= WORSE
