@@ -27,7 +27,8 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm, before: str) -> Non
     but less (docs/links.md, "Direct lanes").
     """
     changes = {"steps": 1000, "checkpoint_every": 1000}  # which would take most of the time on the slow line
-    changes |= {"microbatch_size": 6}  # tiny bundles measure the processor, not the line
+    # Tiny bundles measure the processor, not the line.
+    changes |= {"microbatch_size": 6, "eval_microbatches": 1}
     training = swarm.run.manifest.training.model_copy(update=changes)
     links = LinkSettings(codec="topk-int8", ratio=20.0)
     swarm.run = resign(swarm.run, training=training, links=links)
