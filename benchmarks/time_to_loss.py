@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import clusters, report
 from benchmarks.clusters import CLUSTERS, STAGES
+from benchmarks.kept_rows import KeptRows, commits
 from benchmarks.stragglers import LATENCY_MS, Naps
 from benchmarks.swarm import NEVER, Model
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer, TrainingSettings
@@ -38,6 +39,8 @@ WAYS = {
     "grouped": AveragingSettings(),
     "grouped, delayed": AveragingSettings(delayed=True),
     "grouped, corrected": AveragingSettings(corrected=True),
+    "every fourth, of all": AveragingSettings(interval=4, window_s="all"),
+    "every fourth, of all, delayed": AveragingSettings(interval=4, window_s="all", delayed=True),
     "grouped, outer": AveragingSettings(interval=LONG, outer=Outer()),
     "grouped, sparse outer": AveragingSettings(
         interval=LONG, window_s="all", outer=Outer(learning_rate=1.0, momentum=0.0)
@@ -81,14 +84,20 @@ def late(run: dict[str, Any]) -> float:
 def measure(options: Any) -> dict[str, Any]:
     """Every way with several seeds; ways take turns."""
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
+    kept = KeptRows(options.keep)
     for turn in range(options.rounds):
         for way in options.ways:
-            naps = Naps(SLEEP_S, options.seed + turn)
-            with (
-                Lab(clusters.network(1000.0, 1000.0, latency_ms=LATENCY_MS)) as lab,
-                tempfile.TemporaryDirectory(prefix="hetpeer-time-") as folder,
-            ):
-                one = asyncio.run(_trained(naps, lab, Path(folder), way, options.seed + turn))
+            asked = {"way": way, "seed": options.seed + turn}
+            one = kept.get(asked)
+            if one is None:
+                naps = Naps(SLEEP_S, options.seed + turn)
+                with (
+                    Lab(clusters.network(1000.0, 1000.0, latency_ms=LATENCY_MS)) as lab,
+                    tempfile.TemporaryDirectory(prefix="hetpeer-time-") as folder,
+                ):
+                    trained = asyncio.run(_trained(naps, lab, Path(folder), way, options.seed + turn))
+                one = {**trained, "commit": report.commit()}
+                kept.put(asked, one)
             found[way].append(one)
             print(f"{way}: {one}", file=sys.stderr, flush=True)
     target = statistics.median(late(run) for run in found[ALL])
@@ -102,6 +111,7 @@ def measure(options: Any) -> dict[str, Any]:
         "rounds": options.rounds,
         "target": target,
         "ways": rows,
+        "commits": commits(run for runs in found.values() for run in runs),
         "runs": found,
         "goals": goals,
         "met": all(goals.values()),
@@ -159,6 +169,7 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=3, help="seeds (default: 3)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--keep", type=Path, help="folder with each finished run: one that is cut goes on")
     options = parser.parse_args()
     return report.finish("time-to-loss", measure(options), options, show)
 
