@@ -60,7 +60,7 @@ def test_microbatches_are_the_authors_samples(digits: RunDirectory) -> None:
 
 def test_three_steps_of_the_reference(digits: RunDirectory) -> None:
     """Written down again with nothing but torch: the mean over 23 samples is what a step follows."""
-    records, state = train(digits.path, [0] * 3)
+    records, state = train(digits.path, [0] * 3, {})
     settings, batches = digits.manifest.training, digits.batches()
     model = build_model(f"{DIGITS}:build", seed=3)
     optimizer = torch.optim.AdamW(
@@ -217,7 +217,7 @@ def test_model_loss_and_data_share_one_module(tmp_path: Path) -> None:
     run = create_run(
         tmp_path / "run", model=f"{module}:Model", loss=f"{module}:loss", data=[f"{module}:data"], stages=[1]
     )
-    assert len(train(run.path, [0])[0]["losses"]) == 1
+    assert len(train(run.path, [0], {})[0]["losses"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _training(given: Mapping[str, Any]) -> TrainingSettings:
         eval_samples=None,  # it is known when the data is read
     )
     if schedule is not Shape.CONSTANT and warmup_steps >= steps:
-        raise _refused(
+        raise _contradiction(
             f"--schedule {schedule} has no step to fall in",
             f"the learning rate rises for {warmup_steps} steps, and the run has {steps}",
             "give more --steps, or fewer --warmup-steps",
@@ -99,7 +99,7 @@ def _averaging(given: Mapping[str, Any], training: TrainingSettings) -> Averagin
     given_outer = {"learning_rate": given["outer_learning_rate"], "momentum": given["outer_momentum"]}
     of_outer = {name: value for name, value in given_outer.items() if value is not None}
     if of_outer and outer is OuterRule.NONE:
-        raise _refused(
+        raise _contradiction(
             "--outer-learning-rate and --outer-momentum have no effect without an outer optimizer",
             "--outer is none",
             "leave them out, or add --outer nesterov",
@@ -112,19 +112,19 @@ def _averaging(given: Mapping[str, Any], training: TrainingSettings) -> Averagin
         outer=None if outer is OuterRule.NONE else (SPARSE_OUTER if sparse else {}) | of_outer,
     )
     if sparse and (fault := sparse_fault(averaging if mode is Mode.GROUPED else None)):
-        raise _refused(
+        raise _contradiction(
             f"--reduce-codec {given['reduce_codec']} does not go with the other options",
             fault,
             "change that option, or use another --reduce-codec",
         )
     if averaging.corrected and not training.optimizer.keeps_of_mean:
-        raise _refused(
+        raise _contradiction(
             f"--corrected has no effect with --optimizer {given['optimizer']}",
             "it has no second moments",
             "leave it out, or use AdamW or NAdam",
         )
     if mode is Mode.EXACT and averaging != AveragingSettings():
-        raise _refused(
+        raise _contradiction(
             "--span, --window, --interval, --delayed, --corrected, --robust and --outer have no effect in "
             "an exact run",
             "pipelines of an exact run always have the same parameters",
@@ -137,7 +137,7 @@ def _links(given: Mapping[str, Any], admission: AdmissionSettings, *, grouped: b
     codec = given["codec"]
     if codec == AUTO:
         if given["uniform"]:
-            raise _refused(
+            raise _contradiction(
                 "--codec auto does not go with --uniform",
                 "one chooses for each link, the other compresses all alike",
                 "leave one of them out",
@@ -154,5 +154,5 @@ def _links(given: Mapping[str, Any], admission: AdmissionSettings, *, grouped: b
     return settings
 
 
-def _refused(problem: str, why: str, fix: str) -> LocalError:
+def _contradiction(problem: str, why: str, fix: str) -> LocalError:
     return LocalError("HP-RUN-001", problem, why=why, fix=fix, exit_code=ExitCode.CONFIG)
