@@ -38,7 +38,7 @@ AT_LEAST_S = 0.2
 """Least seconds of computing, and of the link, for one microbatch."""
 LATENCY_MS, QUEUE_MS = 10, 300
 ROUNDS, SETTLED = 5, 4
-"""What counts of TCP and of virtual steps, and the virtual steps before."""
+"""Rounds of TCP and virtual steps whose middle counts; virtual steps before them, which do not count."""
 WORK = ("Forward", "Backward")
 
 Span = tuple[float, float, str]

@@ -60,7 +60,7 @@ class Way:
     last: int | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Of its training."""
+        """Settings of the run's training."""
         return {"staleness": self.staleness, "last_staleness": self.last}
 
 
@@ -78,7 +78,7 @@ WAYS: Mapping[str, Way] = {
 PAIRS = {"1 to 0": "1", "2 to 0": "2", "3 to 0": "3"}
 """By stage → the same staleness everywhere, which is as fast if each stage decides alone."""
 PART = 0.25
-"""Of the microbatch's seconds, so much are of its forward at a stage that has no loss; as in real runs."""
+"""Share of a microbatch's seconds that its forward takes, at a stage without the loss; as in real runs."""
 
 
 # ── loss ────────────────────────────────────────────────────────────────────────────────────────────────────

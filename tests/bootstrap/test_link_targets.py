@@ -85,7 +85,7 @@ def pipeline(lines: list[float], computing: list[float]) -> list[VolunteerState]
 
 
 def time_to_loss(lines: list[float], computing: list[float], ratio: float) -> float:
-    """Of a pipeline, by hand: seconds of its slowest part times the price of all borders."""
+    """Time to a loss of a pipeline: seconds of its slowest part times the price of all borders."""
     period = max(*computing, max(lines) / ratio)
     return period * math.exp(sum(log_price(max(seconds / period, 1.0)) for seconds in lines))
 

@@ -19,7 +19,7 @@ from hetpeer.peer.limits.setting_layers import worded
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.watching.map_picture import drawn_map
-from hetpeer.peer.watching.status_reader import _peer_row
+from hetpeer.peer.watching.status_summary import peer_row
 from hetpeer.peer.watching.swarm_status import SwarmStatus
 from hetpeer.peer.web.dashboard_page import ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
@@ -207,7 +207,7 @@ def swarm_status(names: list[str]) -> SwarmStatus:
         )
         for number, name in enumerate(names)
     }
-    rows = tuple(_peer_row(peer_id, advert, set(), 0) for peer_id, advert in adverts.items())
+    rows = tuple(peer_row(peer_id, advert, set(), 0) for peer_id, advert in adverts.items())
     return cast("SwarmStatus", SimpleNamespace(peers=rows))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.discovery import BACKUP, Advert, LinkNote
 from hetpeer.peer.watching.map_picture import KINDS, MBIT, MOST, DrawnMap, drawn_map
-from hetpeer.peer.watching.status_reader import summarise
+from hetpeer.peer.watching.status_summary import summarise
 from hetpeer.peer.watching.swarm_map import USUAL_S, completed, positions, spread, turned_like
 from hetpeer.stages.planning.network_coordinates import Coordinate
 from tests.bootstrap.engine import make_run

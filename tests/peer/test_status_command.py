@@ -39,7 +39,7 @@ from hetpeer.peer.daemon.presence import no_state
 from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.watching.status_reader import LogFigures, summarise
+from hetpeer.peer.watching.status_summary import LogFigures, summarise
 from hetpeer.peer.watching.swarm_status import SwarmStatus
 from hetpeer.peer.web.machine_load import MachineLoad
 from tests.bootstrap.engine import make_run

@@ -117,7 +117,7 @@ SPARSE = (
 
 
 async def test_two_clusters_that_send_the_largest_of_what_they_have_moved(swarm: Swarm) -> None:
-    """What is not sent is in the checkpoint, one machine gets every bit, and parts are as small as said."""
+    """Checkpoints hold what was not sent, one machine gets every bit, and parts have the promised size."""
     volunteers = await clusters_of_two(swarm, "abcd", *SPARSE, ("--trace",), before="patient")
     await swarm.finished(swarm.children[0], *volunteers)
     all_batches_once(swarm)

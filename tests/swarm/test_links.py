@@ -8,6 +8,7 @@ import pytest
 
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.audit.replay_result import Replay
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.settings import LinkSettings
 from tests.amounts import mostly_proof
@@ -65,11 +66,8 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm, before: str) -> Non
     assert devices["fast"]["up_mbps"] > (10 if before else 2)
 
 
-async def test_sparse_bundles_through_a_death(swarm: Swarm) -> None:
-    """A fifth of each activation travels, in bytes, and a quarter of what is added up; one of two
-    pipelines' volunteers dies with an update in its memory.
-    """
-    links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False, feedback=True, reduce="int8")
+async def through_a_death(swarm: Swarm, links: LinkSettings) -> Replay:
+    """The replay of an audited run of two pipelines, one of whose volunteers dies."""
     swarm.run = resign(swarm.run, links=links)
     bootstrap = await swarm.bootstrap()
     volunteers = [
@@ -78,10 +76,17 @@ async def test_sparse_bundles_through_a_death(swarm: Swarm) -> None:
     assert await volunteers[0].ended(90.0) == -signal.SIGKILL
     await swarm.gone(volunteers[0])
     await swarm.finished(bootstrap, *volunteers[1:])
-
     verdict = audit(swarm.run.path)
     assert verdict.ok, verdict.problems
-    replayed = replay(swarm.run.path)
+    return replay(swarm.run.path)
+
+
+async def test_sparse_bundles_through_a_death(swarm: Swarm) -> None:
+    """A fifth of each activation travels, in bytes, and a quarter of what is added up; one of two
+    pipelines' volunteers dies with an update in its memory.
+    """
+    links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False, feedback=True, reduce="int8")
+    replayed = await through_a_death(swarm, links)
     assert replayed.ok
     assert replayed.shown == replayed.steps
     assert 1e-6 < replayed.farthest < 0.5
@@ -93,15 +98,5 @@ async def test_sparse_bundles_through_a_death(swarm: Swarm) -> None:
 async def test_one_machine_rounds_as_the_links_did(swarm: Swarm, codec: str) -> None:
     """Every bit of a lossy run again, although a volunteer died in it."""
     links = LinkSettings(codec=codec, ratio=12.0, adaptive=False, ratio_warmup=6)
-    swarm.run = resign(swarm.run, links=links)
-    bootstrap = await swarm.bootstrap()
-    volunteers = [
-        swarm.volunteer(name, before="killed_after_step_4" if name == "c" else "") for name in "cabd"
-    ]
-    assert await volunteers[0].ended(90.0) == -signal.SIGKILL
-    await swarm.gone(volunteers[0])
-    await swarm.finished(bootstrap, *volunteers[1:])
-    verdict = audit(swarm.run.path)
-    assert verdict.ok, verdict.problems
-    replayed = replay(swarm.run.path)
+    replayed = await through_a_death(swarm, links)
     assert (replayed.equal, replayed.shown) == (replayed.steps, 0), replayed

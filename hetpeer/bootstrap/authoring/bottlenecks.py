@@ -150,7 +150,10 @@ def insert(model: nn.Module, bottlenecks: Bottlenecks, seed: int, part: str = ""
 
 
 def _outputs(model: nn.Module, example: Mapping[str, Tensor], layers: Sequence[str]) -> dict[str, Tensor]:
-    """What leaves each of `layers`; running statistics stay as they were. On the meta device nothing does."""
+    """First output of each of `layers` for `example`; empty on the meta device.
+
+    Running statistics stay as they were.
+    """
     found: dict[str, Tensor] = {}
     if not layers or next(model.parameters()).is_meta:
         return found

@@ -23,7 +23,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.advert_lines import lines_of, uplink_of
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
-from hetpeer.peer.watching.status_reader import HOLDING
+from hetpeer.peer.watching.status_summary import HOLDING
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.pipeline.routes import LinkCosts, Roster, Route, assign_routes
 from hetpeer.stages.planning.pair_lines import believed

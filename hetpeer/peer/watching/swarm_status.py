@@ -1,5 +1,5 @@
 """Parts of a status: run, peers, blocks and their holders, progress, credit. All of it are claims
-(status_reader.py).
+(status_summary.py).
 """
 
 from __future__ import annotations

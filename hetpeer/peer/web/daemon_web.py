@@ -21,7 +21,8 @@ from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.limits.web_address import Where
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.lifecycle import unless
-from hetpeer.peer.watching.status_reader import FromLog, Onlooker, observing
+from hetpeer.peer.watching.log_questions import FromLog
+from hetpeer.peer.watching.status_reader import Onlooker, observing
 from hetpeer.peer.web.dashboard_page import Orders, ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.machine_load import LoadMeter

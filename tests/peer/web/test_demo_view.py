@@ -16,7 +16,7 @@ import pytest_asyncio
 from hetpeer.bootstrap.run.manifest import Manifest, validated
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import Advert
-from hetpeer.peer.watching.status_reader import summarise
+from hetpeer.peer.watching.status_summary import summarise
 from hetpeer.peer.watching.swarm_status import Progress
 from hetpeer.peer.web import page_view
 from hetpeer.peer.web.machine_load import LoadMeter

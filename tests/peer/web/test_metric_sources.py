@@ -25,7 +25,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer
-from hetpeer.peer.watching.status_reader import FromLog, Onlooker
+from hetpeer.peer.watching.log_questions import FromLog
+from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.web import page_view
 from hetpeer.peer.web.machine_load import LoadMeter
 from hetpeer.peer.web.machine_warnings import MachineWarnings

@@ -6,7 +6,7 @@ import pytest
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.discovery import Advert
-from hetpeer.peer.watching.status_reader import summarise
+from hetpeer.peer.watching.status_summary import summarise
 from hetpeer.peer.watching.swarm_status import LeftoverRow, SwarmStatus
 from hetpeer.peer.web.swarm_events import GRACE_S, MAX_EVENTS, SwarmEvents
 from tests.bootstrap.engine import make_run

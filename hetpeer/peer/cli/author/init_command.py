@@ -187,8 +187,7 @@ def init(
     codec: Annotated[
         str,
         typer.Option(
-            help="Strongest compression on slow links: {codecs}; auto: the strongest that the run's checks "
-            "allow. Each link takes the gentlest that saves time."
+            help="Strongest compression on slow links: {codecs}; auto: the strongest that can be checked."
         ),
     ] = "none",
     backward_codec: Annotated[
