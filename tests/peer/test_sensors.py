@@ -51,9 +51,12 @@ def test_a_volunteers_worker_is_no_game_whoevers_it_is(tmp_path: Path) -> None:
     """Nor is what cannot be seen from here; everything else is."""
 
     def started(*arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE)
+        command = [sys.executable, "-c", "print(flush=True); input()", *arguments]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     with started("-m", WORKER) as worker, started("game") as game:
+        for one in (worker, game):  # the kernel shows no command line until the program is loaded
+            assert one.stdout is not None and one.stdout.readline()
         found = [sensors._is_ours(one.pid) for one in (worker, game)]
         for one in (worker, game):
             one.kill()
