@@ -4,7 +4,7 @@ One process, no network: clusters take turns at batches of their own, with the p
 sum of movements. All ways see the same batches. The learning rate rises in the first steps, then falls to a
 tenth in a straight line. `none` does not average at all, so it says whether the loss tells ways apart. The
 loss is that of the first cluster's parameters, which a run would store. Bytes are counted from the plan of an
-averaging at each member, without heads.
+averaging at each member, without heads. With `--keep FOLDER` it goes on where it was cut.
 
     python -m benchmarks.sparse_outer
 """
@@ -14,9 +14,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks import report
+from benchmarks.kept_rows import add_keeping, commits, measured_rows
 from benchmarks.sparse import text
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.optim.outer_optimizer import OuterNesterov, outer_of
@@ -45,6 +44,8 @@ WAYS: Mapping[str, Mapping[str, Any] | None] = {
     "sparse, momentum": {"learning_rate": 0.7, "momentum": 0.9, "sparse": True},
     "none": None,
 }
+SIZES = {"width": 64, "layers": 2, "clusters": 4, "interval": 5, "averagings": 200, "rate": 3e-3}
+"""Default sizes; `rate` is the largest learning rate."""
 MOST_WORSE, LEAST_FEWER = 0.01, 100.0
 """Goals: held-out loss compared with the best dense way, and how many times fewer bytes."""
 
@@ -161,20 +162,24 @@ def trained(data: Tensor, way: str, seed: int, options: Any) -> dict[str, Any]:
         with torch.no_grad():
             losses.append(float(clusters[0].model(*held_out)))
         print(f"{way}, seed {seed}, averaging {outer + 1}: {losses[-1]:.4f}", file=sys.stderr, flush=True)
-    return {"loss": losses[-1], "losses": losses}
+    return {"way": way, "seed": seed, "loss": losses[-1], "losses": losses}
 
 
 def measure(options: Any) -> dict[str, Any]:
     """Every way, with several seeds."""
     data = text()
     elements = sum(p.numel() for p in GPT(options.width, options.layers, 1, CONTEXT, 256).parameters())
-    work = [(way, options.seed + turn) for way in options.ways for turn in range(options.seeds)]
-    with ProcessPoolExecutor(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        done = pool.map(partial(trained, data, options=options), *zip(*work, strict=True))
-        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
-        for (way, _), run in zip(work, done, strict=True):
-            runs[way].append(run)
-    losses = {way: statistics.fmean(run["loss"] for run in of) for way, of in runs.items()}
+    sizes = {name: getattr(options, name) for name in SIZES} | {"tokens": len(data)}
+    rows = measured_rows(
+        options,
+        [
+            (sizes | {"way": way, "seed": seed}, trained, (data, way, seed, options))
+            for seed in range(options.seed, options.seed + options.seeds)
+            for way in options.ways
+        ],
+    )
+    runs = {way: [row for row in rows if row["way"] == way] for way in options.ways}
+    losses = {way: statistics.fmean(run["loss"] for run in of) for way, of in runs.items() if of}
     sent = {
         count: {
             kind: sent_bytes(count, elements, sparse=kind == "sparse") / count for kind in ("dense", "sparse")
@@ -192,6 +197,7 @@ def measure(options: Any) -> dict[str, Any]:
         "tokens": options.clusters * options.interval * options.averagings * BATCH * CONTEXT,
         "bytes_a_member": sent,
         "fewer": fewer,
+        "commits": commits(rows),
         "losses": losses,
         "runs": runs,
     }
@@ -223,17 +229,13 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--clusters", type=int, default=4)
-    parser.add_argument("--interval", type=int, default=5)
-    parser.add_argument("--averagings", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=3e-3, help="largest learning rate (default: 0.003)")
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"(default: {value:g})")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each way (default: 1)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time (default: 2)")
+    add_keeping(parser)
     options = parser.parse_args()
-    return report.finish("sparse_outer", measure(options), options, show)
+    return report.finish(f"sparse-outer-{options.width}", measure(options), options, show)
 
 
 if __name__ == "__main__":

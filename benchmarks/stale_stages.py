@@ -278,7 +278,7 @@ def main() -> int:
         }
     assert all(math.isfinite(one) for pace in paces.values() for one in pace.values())
     figures = {"curves": found, "step_s": paces, **judge(found, paces), "met": True}
-    return report.finish("stale_stages", figures, options, show)
+    return report.finish("stale-stages", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ and evaluations travel as they are. All ways see the same tokens in the same ord
 those of the goal; the options of a smaller study are in its result. `--only images` is the same for image
 models (thin_images.py).
 
-With `--keep FOLDER` a run that is cut goes on where it was, and `--within 0` tells what is there.
+With `--keep FOLDER` it goes on where it was cut, and `--within 0` tells what is there.
 
     python -m benchmarks.thin --width 192 --layers 4 --steps 600
     python -m benchmarks.thin --only images
@@ -15,15 +15,11 @@ With `--keep FOLDER` a run that is cut goes on where it was, and `--within 0` te
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +28,7 @@ from torch import Tensor, nn
 
 from benchmarks import report, thin_images
 from benchmarks.byte_pairs import byte_level_bpe, package_texts
-from benchmarks.kept_rows import KeptRows, Row, commits
+from benchmarks.kept_rows import Row, add_keeping, commits, measured_rows
 from benchmarks.thin_ways import FLOAT_BYTES, Wire, way
 from hetpeer.examples.gpt import GPT
 
@@ -176,40 +172,13 @@ def show(figures: dict[str, Any]) -> None:
     report.show_goals(figures["goals"])
 
 
-def unless_late(deadline: float, work: Callable[..., Row], arguments: Sequence[Any]) -> Row | None:
-    """A row, or None after `deadline` (seconds since the epoch): what has begun ends."""
-    return None if time.time() >= deadline else work(*arguments)
-
-
-def rows_of(
-    options: argparse.Namespace, asked: Sequence[tuple[dict[str, Any], Callable[..., Row], Sequence[Any]]]
-) -> list[Row]:
-    """A row for each of (what is asked, function, arguments), from the folder or measured now."""
-    kept = KeptRows(options.keep)
-    rows = [kept.get(what) for what, _, _ in asked]
-    deadline = time.time() + 60 * options.within
-    with ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        runs: dict[Future[Row | None], int] = {
-            pool.submit(unless_late, deadline, work, arguments): place
-            for place, (_, work, arguments) in enumerate(asked)
-            if rows[place] is None
-        }
-        for run in as_completed(runs):
-            row = run.result()
-            if row is not None:
-                rows[runs[run]] = row = row | {"commit": report.commit()}
-                kept.put(asked[runs[run]][0], row)
-                print(json.dumps(row), file=sys.stderr, flush=True)
-    return [row for row in rows if row is not None]
-
-
 def text_study(options: argparse.Namespace, only: Sequence[str]) -> int:
     """All ways of a GPT, seed after seed."""
     data = corpus(options)
     named = {case: " ".join(map(str, case)) for case in CASES}
     wanted = [case for case in CASES if case == CASES[0] or any(one in named[case] for one in only)]
     sizes = {name: getattr(options, name) for name in (*SIZES, "learning_rate")} | {"tokens": len(data)}
-    rows = rows_of(
+    rows = measured_rows(
         options,
         [
             (sizes | {"case": case, "seed": seed}, train, (case, data, seed, options))
@@ -225,7 +194,7 @@ def text_study(options: argparse.Namespace, only: Sequence[str]) -> int:
 
 def image_study(options: argparse.Namespace) -> int:
     """All ways of both image models, seed after seed."""
-    rows = rows_of(
+    rows = measured_rows(
         options,
         [
             (
@@ -254,7 +223,6 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seeds", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a thread each (default: 1)")
     parser.add_argument(
         "--times", type=int, default=0, help="how often an image is seen (default: as needed)"
     )
@@ -263,10 +231,7 @@ def main() -> int:
         action="append",
         help="images, or ways with this in their name, as 'bottleneck 16 int8'; repeatable",
     )
-    parser.add_argument("--keep", type=Path, help="folder with each finished run")
-    parser.add_argument(
-        "--within", type=float, default=math.inf, help="minutes after which no run begins (default: none)"
-    )
+    add_keeping(parser)
     options = parser.parse_args()
     only = options.only or ["", "images"]
     ways = [one for one in only if one != "images"]

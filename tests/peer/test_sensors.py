@@ -56,7 +56,8 @@ def test_a_volunteers_worker_is_no_game_whoevers_it_is(tmp_path: Path) -> None:
 
     with started("-m", WORKER) as worker, started("game") as game:
         for one in (worker, game):  # the kernel shows no command line until the program is loaded
-            assert one.stdout is not None and one.stdout.readline()
+            assert one.stdout is not None
+            assert one.stdout.readline()
         found = [sensors._is_ours(one.pid) for one in (worker, game)]
         for one in (worker, game):
             one.kill()
