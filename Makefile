@@ -141,9 +141,11 @@ proof-7: setup
 	$(PY) -m benchmarks.departures
 	$(PY) -m benchmarks.eight
 
-# Two thousand simulated histories in which steps overlap, half of them of clusters that average.
+# Two thousand simulated histories in which steps overlap, half of them of clusters that average; as many with later
+# stages less stale.
 proof-async: setup
-	$(PY) -m benchmarks.histories --overlapping --count 2000 --journal histories-overlapping.journal
+	$(PY) -m benchmarks.histories --kind overlapping --count 2000 --journal histories-overlapping.journal
+	$(PY) -m benchmarks.histories --kind by-stage --count 2000 --journal histories-by-stage.journal
 
 proof-8: setup
 	$(PY) -m benchmarks.prediction --staleness 1

@@ -2,12 +2,14 @@
 
 Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults
 (peer/simulate/). A history that breaks an invariant is named by its seed: `python -m
-tests.simulation.histories --seed N --faults 20` replays it, `tests.simulation.overlap_histories` if it is of
-`--overlapping`. What is done is noted chunk by chunk in `--journal`: interrupted, the same command goes on
-where it was, also at another commit, as long as no module that a history loads differs.
+tests.simulation.histories --seed N --faults 20` replays it, `tests.simulation.overlap_histories` one of
+`--kind overlapping`, and with `--by-stage` one of `--kind by-stage`. What is done is noted chunk by chunk in
+`--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module
+that a history loads differs.
 
     make proof-churn
-    make proof-async    # two thousand in which steps overlap, every other one of clusters that average
+    make proof-async    # two thousand in which steps overlap, every other one of clusters that average, and
+                        # two thousand in which later stages are less stale
 
 Where a hundred thousand take too long at a time, `--seed 50000 --count 50000` does the second half, with a
 result file of its own.
@@ -19,11 +21,13 @@ import gc
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks import report
 from benchmarks.journal import Journal, sources
@@ -33,8 +37,21 @@ from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation import overlap_histories
 from tests.simulation.cells import IMPOSSIBLE_COORDINATOR, IMPOSSIBLE_MEMBER
 from tests.simulation.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
-from tests.simulation.histories import simulate
+from tests.simulation.histories import HistoryOutcome, simulate
 
+
+class Plays(Protocol):
+    """One history by its seed, with this many faults."""
+
+    def __call__(self, seed: int, coverage: Coverage, *, faults: int) -> HistoryOutcome: ...
+
+
+KINDS: Mapping[str, Plays] = {
+    "mixed": simulate,
+    "overlapping": overlap_histories.simulate,
+    "by-stage": partial(overlap_histories.simulate, by_stage=True),
+}
+"""Which steps overlap: those of some shapes, all, all with later stages less stale."""
 CHUNK = 100
 OFTEN = 30
 """How often each cell of the state machines ought to be reached."""
@@ -71,9 +88,9 @@ class Tally:
         self.cells.update(other.cells)
 
 
-def some(first: int, count: int, faults: int, overlap: bool) -> Tally:
-    """The histories of seeds from `first` on; in all of them steps overlap, or as their shape has it."""
-    play = overlap_histories.simulate if overlap else simulate
+def some(first: int, count: int, faults: int, kind: str) -> Tally:
+    """The histories of this kind with seeds from `first` on."""
+    play = KINDS[kind]
     coverage, tally, began = Coverage(), Tally(), time.process_time()
     gc.freeze()
     gc.disable()  # a history is small: what it leaves is collected when it is over
@@ -104,18 +121,18 @@ def possible() -> list[str]:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    for kind in (0, 1):
-        overlap_histories.simulate(kind, Coverage(), faults=1)  # loads all modules that a history needs
+    for seed in (0, 1):
+        overlap_histories.simulate(seed, Coverage(), faults=1)  # loads all modules that a history needs
     journal = Journal(
         options.journal,
         sources=sources("tests.simulation"),
         faults=options.faults,
-        overlapping=options.overlapping,
+        kind=options.kind,
     )
     firsts = range(options.seed, options.seed + options.count, CHUNK)
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
         chunks = {
-            pool.submit(some, first, CHUNK, options.faults, options.overlapping): first
+            pool.submit(some, first, CHUNK, options.faults, options.kind): first
             for first in firsts
             if str(first) not in journal.done
         }
@@ -172,11 +189,11 @@ def main() -> int:
         default=Path("histories.journal"),
         help="where to note what is done (default: ./histories.journal)",
     )
-    parser.add_argument("--overlapping", action="store_true", help="steps overlap in all of them")
+    parser.add_argument("--kind", choices=list(KINDS), default="mixed", help="which steps overlap")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     options = parser.parse_args()
     figures = measure(options)
-    name = "histories-overlapping" if options.overlapping else "histories"
+    name = "histories" if options.kind == "mixed" else f"histories-{options.kind}"
     name = f"{name}-{options.seed}" if options.seed else name
     return report.finish(name, figures, options, show)
 
