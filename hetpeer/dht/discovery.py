@@ -28,9 +28,11 @@ from hetpeer.dht.node.node import Node
 
 ADVERT_VERSION = 1
 LEFT = "left"
+"""State of a peer that has left and said so."""
 BACKUP = "backup"
 """State of a volunteer that keeps a place and takes part in no step."""
-"""The state of a peer that has left and said so."""
+CHECKING = "checking"
+"""State of a volunteer that starts its worker and measures its line: it will soon ask for a place."""
 MAX_LINKS = 4
 """Links in one advert: a DHT record is small."""
 MAX_COORDINATE = 8

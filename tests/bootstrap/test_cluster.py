@@ -95,8 +95,8 @@ def test_without_a_planner_they_are_founded_as_they_came():
     one = Waiting(gather_s=10.0).comes("a", "b")
     one.passes(9.0, "a", "b")
     one.comes("c")
-    one.passes(9.0, "a", "b", "c")
-    assert one.founded == [], "somebody has just come"
+    one.passes(17.0, "a", "b", "c")
+    assert one.founded == [], "somebody has just come, nine seconds after the others"
     one.passes(2.0, "a", "b", "c")
     assert one.founded == [{"kind": "founded", "cluster": 0, "version": 0}]
     one.comes("d")
@@ -111,8 +111,104 @@ def test_newcomers_hold_nobody_up_for_ever():
             break
         one.hello(f"late {number}")
         one.claims(f"late {number}")
-    assert 28.0 <= one.now <= 34.0
+    assert 38.0 <= one.now <= 44.0
     assert one.founded
+
+
+def divides(one, *peers):
+    """Let a planner give each of `peers`, all that wait, a cluster of its own, and all be prepared."""
+    one.form(*([(peer, WHOLE)] for peer in peers))
+    for peer in peers:
+        one.tell(peer, m.Prepared())
+
+
+@pytest.mark.parametrize("gap_s", [10.0, 12.0, 15.0])
+def test_who_comes_at_intervals_is_divided_with_the_others(gap_s):
+    """Two that have come are a hint at the third: the first eight are in one division."""
+    one, here = Waiting(gather_s=10.0), ["a"]
+    one.comes("a")
+    one.core.expect(["b"])  # or the first would not wait for the second
+    divides(one, "a")
+    for late in "bcdefgh":
+        one.passes(gap_s, *here)
+        assert one.founded == [], f"{len(here)} wait for {late}"
+        one.comes(late)
+        here.append(late)
+        one.core.expect([])
+        divides(one, *here)
+    one.passes(2 * gap_s + 1, *here)
+    assert len(one.founded) == 8
+
+
+def test_who_is_alone_waits_for_nobody():
+    one = Waiting(gather_s=10.0).comes("a")
+    divides(one, "a")
+    assert len(one.founded) == 1
+
+
+def test_who_is_alone_again_waits_for_nobody():
+    one = Waiting(gather_s=10.0).comes("a")
+    one.passes(5.0, "a")
+    one.comes("b")
+    one.form([("a", WHOLE)], [("b", WHOLE)])
+    one.tell("b", m.Farewell())
+    one.tell("a", m.Prepared())
+    assert len(one.founded) == 1
+
+
+@pytest.mark.parametrize(("gap_s", "waits_s"), [(4.0, 8.0), (12.0, 24.0), (20.0, 30.0), (31.0, 0.0)])
+def test_the_next_one_is_waited_for_twice_as_long_as_the_last_were_apart(gap_s, waits_s):
+    """Up to half a minute; who comes more rarely than that is not waited for."""
+    one = Waiting(gather_s=10.0).comes("a")
+    one.passes(gap_s, "a")
+    one.comes("b")
+    one.form([("a", WHOLE)], [("b", WHOLE)])
+    came = one.now
+    while not one.founded and one.now < came + 100:
+        one.tell("a", m.Prepared())
+        one.tell("b", m.Prepared())
+        one.passes(1.0, "a", "b")
+    assert waits_s <= one.now - came <= waits_s + 2.0
+
+
+def test_who_comes_back_is_no_arrival():
+    """One that restarts again and again does not hold the others up."""
+    one = Waiting(gather_s=10.0).comes("a", "b")
+    for _ in range(3):
+        one.passes(3.0, "a", "b")
+        one.tell("b", m.Farewell())
+        one.comes("b")
+    one.form([("a", WHOLE)], [("b", WHOLE)])
+    one.tell("a", m.Prepared())
+    assert len(one.founded) == 1
+
+
+def test_who_is_on_the_way_is_waited_for_but_not_for_ever():
+    one = Waiting(gather_s=10.0).comes("a")
+    one.core.expect(["a", "b"])
+    divides(one, "a")
+    one.passes(20.0, "a")
+    assert one.founded == [], "b is on the way"
+    one.comes("b")
+    divides(one, "a", "b")
+    one.passes(20.0, "a", "b")
+    assert one.founded == [], "after such a gap another one may come"
+    two = Waiting(gather_s=10.0).comes("a")
+    two.core.expect(["never"])
+    divides(two, "a")
+    came = two.now
+    while not two.founded and two.now < came + 100.0:
+        two.passes(1.0, "a")
+    assert two.now - came == pytest.approx(40.0, abs=2.0)
+
+
+def test_nobody_is_on_the_way_any_more_once_it_has_left():
+    one = Waiting(gather_s=10.0).comes("a")
+    one.core.expect(["b"])
+    divides(one, "a")
+    one.core.expect([])
+    one.passes(1.0, "a")
+    assert len(one.founded) == 1
 
 
 def test_who_comes_after_the_division_is_in_the_next_one():

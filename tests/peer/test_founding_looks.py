@@ -12,8 +12,8 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.dht.discovery import Advert, Roster
-from hetpeer.peer.reliable import plan_proposer
+from hetpeer.dht.discovery import CHECKING, Advert, Roster
+from hetpeer.peer.reliable import cluster_proposer, plan_proposer
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from tests.bootstrap.clustered import Waiting
 from tests.bootstrap.engine import make_run
@@ -47,7 +47,7 @@ class Gathered:
         }
         self.formed: list[Formation] = []
         manifest = run.manifest.model_copy(update={"averaging": AveragingSettings()})
-        service = SimpleNamespace(core=self.run.core, form=self._form)
+        service = SimpleNamespace(core=self.run.core, form=self._form, expect=self.run.core.expect)
         self.service = cast("CoordinatorService", service)
         roster = cast("Roster", SimpleNamespace(read=self.read))
         self.planner = PlanProposer(manifest, roster, lambda: None, cast("Any", None))
@@ -121,3 +121,24 @@ async def test_who_comes_while_the_planner_searches_is_divided_with_the_others(
     await here.look(2)
     (formation,) = here.formed
     assert "fast-9" in formation.peers
+
+
+async def test_the_first_waits_for_those_that_are_being_checked(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their adverts say so. The first could hold the model alone."""
+    here = Gathered(run, monkeypatch, "fast 1")
+    work = of_manifest(run.manifest, run.manifest.training.microbatches)
+    room = int(1.1 * (work.memory.sum() + 8 * work.kept.sum()))
+    here.adverts = {"fast-1": here.adverts["fast-1"].model_copy(update={"memory_bytes": room})}
+    here.adverts |= {"other": Advert(role="volunteer", state=CHECKING), "node": Advert(role="coordinator")}
+    await here.look(2)
+    here.run.tell("fast-1", m.Prepared())
+    here.run.passes(5.0, "fast-1")
+    assert len(here.formed) == 1
+    assert here.run.founded == []
+    del here.adverts["other"]
+    monkeypatch.setattr(cluster_proposer, "ARRIVES_S", 0.0)
+    await here.look()
+    here.run.passes(1.0, "fast-1")
+    assert len(here.run.founded) == 1

@@ -7,7 +7,7 @@ queue up and average, and at the end the run is closed. This module alone sets t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -139,6 +139,15 @@ class ClusterEvents:
     def gathers(self) -> bool:
         """Whether no cluster lives, and a formation of all that wait is awaited."""
         return not self._clusters.living and self._gathering.awaits(self._unfounded)
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether volunteers wait, and no cluster lives."""
+        return not self._clusters.living and bool(self._unfounded)
+
+    def expect(self, peers: Collection[str]) -> None:
+        """Note volunteers on their way, for which the first clusters wait."""
+        self._gathering.expect(peers)
 
     def form(self, formation: Formation, now: float) -> list[Effect]:
         """Seat the volunteers of all clusters that are not founded, or are forming, as proposed."""

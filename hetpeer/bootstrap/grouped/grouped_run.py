@@ -7,7 +7,7 @@ clusters do next, cluster_events.py what follows for the others (docs/grouped.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -171,6 +171,15 @@ class GroupedRun:
     def gathers(self) -> bool:
         """Whether no cluster lives, so that founding waits for a formation."""
         return self.state is not CoordinatorState.FINISHED and self._events.gathers
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether volunteers wait, and no cluster lives."""
+        return self.state is not CoordinatorState.FINISHED and self._events.awaits_first
+
+    def expect(self, peers: Collection[str]) -> None:
+        """Volunteers that say that they are on their way: the first clusters wait for them for a while."""
+        self._events.expect(peers)
 
     def form(self, formation: Formation, now: float) -> list[Effect]:
         """A planner proposes clusters for all volunteers that wait.

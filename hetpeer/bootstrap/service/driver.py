@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -332,6 +332,11 @@ class CoordinatorService:
         """Pass a planner's clusters for those that wait on to the core."""
         if isinstance(self.core, GroupedRun):
             self._queue(self.core.form(formation, self._clock.monotonic()))
+
+    def expect(self, peers: Collection[str]) -> None:
+        """Tell the core which volunteers are on their way."""
+        if isinstance(self.core, GroupedRun):
+            self.core.expect(peers)
 
     def recut(self, recut: Recut) -> None:
         """Pass a planner's new division of living clusters on to the core."""

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 
+from hetpeer.dht import discovery
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control import owned_daemon
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, VolunteerStatus
@@ -33,7 +34,7 @@ class DaemonState(enum.StrEnum):
     """State of the daemon, as `status` shows it."""
 
     STARTING = owned_daemon.STARTING
-    CHECKING = "checking"
+    CHECKING = discovery.CHECKING
     JOINING = "joining"
     SYNCING = "syncing"
     TRAINING = "training"

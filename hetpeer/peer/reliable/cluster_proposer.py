@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
 
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.dht.discovery import CHECKING, Advert
 from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.planning.cluster_formation import FoundFormation, FoundRecut, formation, recut
 from hetpeer.peer.planning.replan import Seating
@@ -25,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ARRIVES_S = 10.0
+"""Seconds from the last advert of a volunteer that is being checked until it has a place, at most."""
+
 
 class Search(Protocol):
     """Runs a search on the current adverts, within the time that searches have."""
@@ -33,12 +37,21 @@ class Search(Protocol):
 
 
 class ClusterProposer:
-    """Proposes clusters from what volunteers advertise."""
+    """Proposes clusters from what volunteers advertise, and says who is on the way."""
 
-    def __init__(self, manifest: Manifest, searched: Search) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        searched: Search,
+        adverts: Callable[[], Awaitable[Mapping[str, Advert]]],
+    ) -> None:
+        """`adverts` reads all present adverts; it may raise `RemoteError`."""
         self._manifest = manifest
         self._searched = searched
+        self._adverts = adverts
         self._timing = ProposalTiming()
+        self._checking: dict[str, float] = {}
+        """Volunteer without a place → when its advert last said that it is being checked."""
         self._gathered: set[str] = set()
         """Volunteers that waited at the last look, before the first clusters were founded."""
 
@@ -47,6 +60,8 @@ class ClusterProposer:
 
         Raises ValueError if the planner finds what does not fit the model.
         """
+        if core.awaits_first:
+            service.expect(self._on_the_way(await self._adverts(), time.monotonic()))
         if core.gathers:
             if self._gathered == core.waiting.keys():
                 await self._form(service, core)
@@ -60,6 +75,13 @@ class ClusterProposer:
             return
         if not (core.waiting and await self._form(service, core)):
             await self._recut(service, core)
+
+    def _on_the_way(self, adverts: Mapping[str, Advert], now: float) -> Collection[str]:
+        """Volunteers that are being checked, or were until a few seconds ago."""
+        checking = (p for p, one in adverts.items() if one.role == "volunteer" and one.state == CHECKING)
+        self._checking |= dict.fromkeys(checking, now)
+        self._checking = {p: since for p, since in self._checking.items() if now - since < ARRIVES_S}
+        return self._checking.keys()
 
     async def _form(self, service: CoordinatorService, core: GroupedRun) -> bool:
         """Divide those that wait into clusters. Returns whether they can hold the model."""

@@ -20,7 +20,7 @@ from hetpeer.bootstrap.log.moves import MovePromise
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery import LinkNote, Roster
+from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.planning.asked_lines import Line, line_of, lines_known, settled
 from hetpeer.peer.planning.replan import (
@@ -65,7 +65,7 @@ class PlanProposer:
         """Lines that are measured, at the last look at the adverts."""
         self._in_vain: set[Line] = set()
         """Lines that could not be measured since a volunteer came or went."""
-        self._clusters = ClusterProposer(manifest, self._searched)
+        self._clusters = ClusterProposer(manifest, self._searched, self._read)
         self._seed = 0
 
     async def look_forever(self) -> None:
@@ -74,7 +74,9 @@ class PlanProposer:
         """
         service = self._service()
         while True:
-            gathers = service is not None and isinstance(service.core, GroupedRun) and service.core.gathers
+            gathers = (
+                service is not None and isinstance(service.core, GroupedRun) and service.core.awaits_first
+            )
             await asyncio.sleep(min(LOOK_S, GATHERING_LOOK_S) if gathers else LOOK_S)
             service = self._service()
             if service is None or service.halted.done():
@@ -141,9 +143,12 @@ class PlanProposer:
             self._remembered.add(sender, note)
         return {line_of(*pair) for pair in found}
 
+    async def _read(self) -> Mapping[str, Advert]:
+        return await self._roster.read()
+
     async def _searched(self, search: Callable[..., T | None]) -> T | None:
         """Result of `search` within SEARCH_S on the current adverts."""
-        adverts = self._remembered(await self._roster.read())
+        adverts = self._remembered(await self._read())
         self._known = lines_known(adverts)
         self._seed += 1
         until = time.monotonic() + SEARCH_S
