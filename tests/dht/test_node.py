@@ -31,7 +31,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia import first_contact, table
 from hetpeer.dht.kademlia.first_contact import GREETINGS, MAX_CLOCK_OFFSET_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
-from hetpeer.dht.node import node as node_module
+from hetpeer.dht.node import session_upkeep
 from hetpeer.dht.node.contacts import MAX_ASKED, Contacts
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import LATELY_S, P2pdControl
@@ -297,7 +297,7 @@ async def test_a_ping_fails_unheard(child: ChildPeer, tmp_path: Path) -> None:
 async def test_known_peers_are_tended_again_after_a_failure_that_nobody_foresaw(
     child: ChildPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "TEND_PERIOD_S", 0.02)
+    monkeypatch.setattr(session_upkeep, "TEND_PERIOD_S", 0.02)
     node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
     tend, looks = node._sessions.tend, 0
 

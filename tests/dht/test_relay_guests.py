@@ -10,7 +10,7 @@ import pytest
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.node import node as node_module
+from hetpeer.dht.node import session_upkeep
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.p2pd_process import P2pd
@@ -68,7 +68,7 @@ async def test_a_relay_keeps_hetpeers_slots_and_no_others(
 ) -> None:
     """With real p2pds: one is a node's, one is anybody's, and both have a slot."""
     monkeypatch.setattr(relay_guests, "GRACE_S", 0.5)
-    monkeypatch.setattr(node_module, "TEND_PERIOD_S", 0.3)
+    monkeypatch.setattr(session_upkeep, "TEND_PERIOD_S", 0.3)
     relay = await Node.start(NodeConfig(reachability="public"), Identity.create(tmp_path / "relay"))
     there = parse_address(relay.addresses()[0])
     private = NodeConfig(reachability="private", peers=(there,), relays=(there,))

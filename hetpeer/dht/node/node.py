@@ -10,27 +10,24 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Self
 
 from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.base.runtime import Clock, SystemClock, TaskSet
 from hetpeer.dht.direct.direct_streams import DirectStreams
-from hetpeer.dht.identity.addresses import Address, socket_in
+from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys, Table
-from hetpeer.dht.node.contacts import SEARCHES_S
-from hetpeer.dht.node.own_line import LINE_LOOK_S, OwnLine, machine_addresses, talks_from
 from hetpeer.dht.node.relay_guard import RelayGuard
 from hetpeer.dht.node.session_series import SessionSeries
-from hetpeer.dht.p2pd import silent_connections
+from hetpeer.dht.node.session_upkeep import SessionUpkeep
 from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig
-from hetpeer.dht.p2pd.silent_connections import SilentConnections
 from hetpeer.dht.reach import dialback, whereabouts
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import DialBack
@@ -44,8 +41,6 @@ SEARCH_AFTER_S = 1.5
 """Seconds that a sought peer may take to answer before others are asked where it is."""
 CALLS_S = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, *(120.0,) * 12)
 """Seconds before each call of others: a router may need minutes until its line is up again."""
-TEND_PERIOD_S = 5.0
-"""Seconds between checks that p2pd is alive, and redials of lost peers."""
 
 __all__ = ["Node", "NodeConfig"]
 
@@ -112,13 +107,8 @@ class Node:
             raise
         node._up.set()
         node._tasks.spawn(node._supervise(), name="p2pd supervisor")
-        node._tasks.spawn(node._tend(), name="peer tender")
-        node._tasks.spawn(node._monitor_connections(), name="look at connections")
-        node._tasks.spawn(node._end_silent_connections(), name="end silent connections")
-        node._tasks.spawn(node._search_forever(), name="search for lost peers")
-        node._tasks.spawn(node._watch_line(), name="own addresses")
-        if config.reachability == "public":
-            node._tasks.spawn(node._guard_relay(), name="guests of the relay")
+        for name, job in node._upkeep().jobs().items():
+            node._tasks.spawn(job, name=name)
         return node
 
     @property
@@ -139,7 +129,7 @@ class Node:
     def addresses(self) -> list[str]:
         """Addresses at which others reach us, each with `/p2p/<peer_id>`.
 
-        First a forwarded port that WITNESSES peers confirm, then p2pd's; refreshed every TEND_PERIOD_S.
+        First a forwarded port that WITNESSES peers confirm, then those of p2pd; refreshed every few seconds.
         """
         own = self._session.addresses if self._session is not None else ()
         there = self._sessions.reaching.forwarded(own, WITNESSES) if own else None
@@ -315,87 +305,19 @@ class Node:
             self._up.set()
             self.call_others()
 
-    async def _tend(self) -> None:
-        """Check that p2pd is alive, kill it if not, and keep contact with known peers."""
-        silent = 0
-        while True:
-            await asyncio.sleep(TEND_PERIOD_S)
-            session = await self.session()
-            try:
-                await session.refresh_addresses()
-                if await self._sessions.tend(session) and self._listens_for_all:
-                    self.call_others()
-            except P2pdError as error:
-                silent += 1
-                _log.debug("p2pd %d did not answer: %s", session.p2pd.pid, error)
-                if silent >= 2:
-                    session.p2pd.kill()
-                continue
-            except Exception:  # noqa: BLE001 - a hanging p2pd would go unnoticed if this task ended
-                _log.exception("contact with known peers was not kept this time")
-            silent = 0
-
-    async def _monitor_connections(self) -> None:
-        """Pass p2pd's connections to the monitor again and again, `period_s` apart."""
-        while True:
-            session = await self.session()
-            with suppress(P2pdError):
-                await self._watch.look(session.control)
-            await asyncio.sleep(self._watch.period_s)
-
-    async def _end_silent_connections(self) -> None:
-        """Look at p2pd's sockets again and again; end connections of nobody known if they are too many."""
-        watched: tuple[NetworkSession, SilentConnections] | None = None
-        while True:
-            await asyncio.sleep(silent_connections.LOOK_S)
-            session = await self.session()
-            if watched is None or watched[0] is not session:
-                watched = session, SilentConnections(session.p2pd.pid)
-            silent = watched[1]
-            if not await asyncio.to_thread(silent.too_many):
-                continue
-            ends: set[tuple[str, int]] | None = None
-            with suppress(P2pdError, TimeoutError):
-                async with asyncio.timeout(silent_connections.LOOK_S):
-                    texts = [text for _, text in await session.control.connections()]
-                ends = {end for text in texts if (end := socket_in(text)) is not None}
-            await asyncio.to_thread(silent.end_surplus, session.listening_port(), ends)
-
-    async def _guard_relay(self) -> None:
-        """Send guests of our relay away that have no business here. Never returns."""
-        while True:
-            await asyncio.sleep(TEND_PERIOD_S)
-            session = await self.session()
-            with suppress(P2pdError):
-                await self.relay_guard.look(session.control)
-
-    async def _search_forever(self) -> None:
-        """Look for sought peers while they are lost. Never returns."""
-        contacts = self._sessions.contacts
-        while True:
-            await contacts.missed.wait()
-            pauses = iter(SEARCHES_S)
-            while contacts.missed.is_set():
-                session = await self.session()
-                with suppress(P2pdError):
-                    await contacts.search(session)
-                await asyncio.sleep(next(pauses, SEARCHES_S[-1]))
-
-    async def _watch_line(self) -> None:
-        """Restart p2pd when its connections are dead: this peer has another address. Never returns."""
-        line, counted = OwnLine(silence_counts=self._listens_for_all), self.listener.throttle.down
-        while True:
-            left = line.left(machine_addresses())
-            session = await self.session()
-            streams = len(self.listener.peers - {self.peer_id})
-            silent = line.silent(self._clock.monotonic(), counted.nbytes, streams)
-            if left and (gone := talks_from(session.p2pd.pid, left)):
-                _log.warning("this machine does not have the address %s any more: connecting anew", gone)
-                await self.renew()
-            elif silent:
-                _log.warning("nobody is heard any more: connecting anew, perhaps from another address")
-                await self.renew()
-            await asyncio.sleep(LINE_LOOK_S)
+    def _upkeep(self) -> SessionUpkeep:
+        return SessionUpkeep(
+            own_id=self.peer_id,
+            session=self.session,
+            sessions=self._sessions,
+            monitor=self._watch,
+            listener=self.listener,
+            relay_guard=self.relay_guard,
+            clock=self._clock,
+            listens_for_all=self._listens_for_all,
+            call_others=self.call_others,
+            renew=self.renew,
+        )
 
     def _control(self) -> P2pdControl | None:
         """p2pd's client while p2pd runs."""
