@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from hetpeer.peer.cli.main import run
-from hetpeer.peer.daemon import volunteer_life
+from hetpeer.peer.daemon import worker_start
 from hetpeer.stages.ipc.compute import Compute
 from tests.wanlab import processors
 from tests.wanlab.processors import Processor
@@ -42,7 +42,7 @@ def slow_down(cores: float) -> None:
     It shares that with nobody, which the boot's id would say.
     """
     start, boot = Compute.start, str(uuid.uuid4())
-    volunteer_life.boot_id = lambda: boot
+    worker_start.boot_id = lambda: boot
 
     async def slowed(*arguments: object, **named: object) -> Compute:
         compute = await start(*arguments, **named)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.daemon.volunteer_life import pace_forever
+from hetpeer.peer.daemon.worker_start import pace_forever
 from hetpeer.peer.limits.governor import (
     HELPLESS_S,
     LEAST_SHARE,

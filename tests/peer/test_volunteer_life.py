@@ -14,7 +14,8 @@ from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.owned_daemon import Notifier
-from hetpeer.peer.daemon import machine_offer, volunteer_life
+from hetpeer.peer.daemon import leaving, machine_offer
+from hetpeer.peer.daemon.leaving import called_off, rejection
 from hetpeer.peer.daemon.machine_offer import (
     GROWTH_BYTES,
     P2PD_BYTES,
@@ -26,9 +27,7 @@ from hetpeer.peer.daemon.machine_offer import (
 )
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import (
-    _called_off,
     doing,
-    rejection,
 )
 from hetpeer.peer.limits.amounts import bytes_text
 from hetpeer.peer.limits.governor import Reason
@@ -72,8 +71,8 @@ def daemon() -> VolunteerDaemon:
 
 
 async def calling_off(volunteer: InAStep, daemon: VolunteerDaemon) -> asyncio.Future[None]:
-    """`_called_off`, waiting for what is asked."""
-    waiting = asyncio.ensure_future(_called_off(volunteer, daemon))
+    """`called_off`, waiting for what is asked."""
+    waiting = asyncio.ensure_future(called_off(volunteer, daemon))
     await turns()
     assert not waiting.done()
     return waiting
@@ -99,7 +98,7 @@ async def test_who_finishes_stops_with_the_step(volunteer: InAStep, daemon: Volu
 async def test_a_step_that_does_not_end_is_left(
     volunteer: InAStep, daemon: VolunteerDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(volunteer_life, "FINISH_S", 0.02)
+    monkeypatch.setattr(leaving, "FINISH_S", 0.02)
     waiting = await calling_off(volunteer, daemon)
     daemon.finish()
     await asyncio.wait_for(waiting, 5.0)

@@ -110,9 +110,9 @@ def patient() -> None:
 
 def polite() -> None:
     """A volunteer that takes its time to say farewell."""
-    from hetpeer.peer.daemon import volunteer_life
+    from hetpeer.peer.daemon import leaving
 
-    volunteer_life.FAREWELL_S = 30.0
+    leaving.FAREWELL_S = 30.0
 
 
 def never_impatient() -> None:

@@ -438,10 +438,10 @@ def little_memory() -> None:
     """A volunteer whose arena has room for a reduce of the tiny model and a few bundles, not for all that
     a step keeps.
     """
-    from hetpeer.peer.daemon import volunteer_life
+    from hetpeer.peer.daemon import worker_start
 
-    config = volunteer_life.ComputeConfig
-    volunteer_life.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
+    config = worker_start.ComputeConfig
+    worker_start.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
 
 
 def no_room_for_kept() -> None:
@@ -453,10 +453,10 @@ def no_room_for_kept() -> None:
 
 def room_for_a_model(nbytes: str) -> None:
     """A volunteer whose owner leaves exactly so many bytes beside the program itself, whatever it takes."""
-    from hetpeer.peer.daemon import volunteer_life
+    from hetpeer.peer.daemon import worker_start
     from hetpeer.peer.training.volunteer_figures import MainMemory
 
-    volunteer_life.main_memory = lambda *_: MainMemory(limit=int(nbytes))
+    worker_start.main_memory = lambda *_: MainMemory(limit=int(nbytes))
 
 
 def sleepy() -> None:

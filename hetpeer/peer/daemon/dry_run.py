@@ -18,10 +18,11 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.peer.arrival.find_run import FoundRun
 from hetpeer.peer.control.owned_daemon import Notifier, locked
+from hetpeer.peer.daemon.leaving import rejection
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
 from hetpeer.peer.daemon.presence import JoinOptions, arriving, refusal
-from hetpeer.peer.daemon.volunteer_life import rejection, start_compute
+from hetpeer.peer.daemon.worker_start import start_compute
 from hetpeer.peer.limits.amounts import blocks_text, bytes_text, size
 from hetpeer.peer.limits.governor import paused
 from hetpeer.peer.limits.sensors import Sensors
