@@ -56,13 +56,15 @@ async def trained(
     seed: int = 0,
     look: Look | None = None,
     count: int = CLUSTERS,
+    cores: float | None = None,
 ) -> dict[str, Any]:
-    """One run of `count` clusters.
+    """One run of `count` clusters; each compute worker has `cores` of a processor.
 
     Raises AssertionError if a batch is missing in the end, or is there twice.
     """
     run = make_run(folder, model, STAGES, training, seed, links, averaging)
-    async with running(run, folder, count * STAGES, site=Site(lab=lab)) as swarm:
+    parts = {} if cores is None else dict.fromkeys(range(1, 1 + count * STAGES), cores)
+    async with running(run, folder, count * STAGES, site=Site(lab=lab, cores=parts)) as swarm:
         async with asyncio.timeout(TRAIN_S):
             while swarm.bootstrap.status is None:
                 swarm.check()

@@ -20,8 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +70,6 @@ PROGRAM = re.compile(r"the program itself takes ([\d.]+) MiB")
 WITHIN_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class SlowMachines(Site):
-    """Nodes of a laboratory whose machines have parts of a processor."""
-
-    cores: Mapping[int, float] = field(default_factory=dict)
-    """By node; others have a whole one."""
-
-    def at(self, node: int) -> Sequence[str]:
-        assert self.lab is not None
-        if node not in self.cores:
-            return self.lab.at(node, self.command)
-        entry = (sys.executable, "-P", "-m", "benchmarks.slowed", f"{self.cores[node]:.4f}")
-        return self.lab.at(node, entry)
-
-
 def network(devices: Devices) -> dict[str, Any]:
     """Arguments of Lab: the bootstrap node, five milliseconds from everybody, and the devices."""
     latency = np.full((VOLUNTEERS + 1, VOLUNTEERS + 1), 5.0)
@@ -116,7 +100,7 @@ def worst(devices: Devices, demand: StepDemand, seed: int) -> tuple[list[int], C
 async def program_bytes(run: RunDirectory, folder: Path, devices: Devices) -> float:
     """Main memory that hetpeer takes at a volunteer without anything of a model, as it says itself."""
     with Lab(network(devices)) as lab:
-        async with running(run, folder, 1, site=SlowMachines(lab=lab, cores={1: 1.0})) as swarm:
+        async with running(run, folder, 1, site=Site(lab=lab, cores={1: 1.0})) as swarm:
             async with asyncio.timeout(WITHIN_S):
                 while (said := PROGRAM.search(swarm.said(1))) is None:
                     swarm.check()
@@ -137,7 +121,7 @@ async def trained(
     limits = [f"{(program + room / OF_A_PLACE) / MIB:.0f}MiB" for room in devices.memory]
     with Lab(network(devices)) as lab:
         parts = {device + 1: part for device, part in enumerate(cores)}
-        async with running(run, folder, 0, site=SlowMachines(lab=lab, cores=parts, **way)) as swarm:
+        async with running(run, folder, 0, site=Site(lab=lab, cores=parts, **way)) as swarm:
             await arrive(swarm, order, lambda device: ("--ram-limit", limits[device]))
             came = time.monotonic()
             await polled(swarm, came + SETTLE_S)

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -126,10 +126,15 @@ class Site:
     lab: Lab | None = None
     keep_places: bool = True
     """Who has which blocks is part of what is compared: nobody is given others meanwhile."""
+    cores: Mapping[int, float] = field(default_factory=dict)
+    """Node → the part of a processor that its compute worker has (root); others have a whole one."""
 
     def at(self, node: int) -> Sequence[str]:
         """Command that starts hetpeer at `node`."""
-        return self.lab.at(node, self.command) if self.lab else self.command
+        command = self.command
+        if node in self.cores:
+            command = (sys.executable, "-P", "-m", "benchmarks.slowed", f"{self.cores[node]:.4f}")
+        return self.lab.at(node, command) if self.lab else command
 
     def listening(self, node: int) -> Sequence[str]:
         """Options that say where it listens."""
