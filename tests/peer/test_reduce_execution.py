@@ -32,9 +32,9 @@ FIRST, LAST = (0, 100, 900), (5, 0, 800)
 class Rig:
     """The worker's side of a place, with an engine in this process; what it tells the core is in `told`."""
 
-    def __init__(self, arena, *, block=0, place=(0, 1), spot_checks=0.0, uses=(FIRST, LAST)):
+    def __init__(self, arena, *, block=0, place=(0, 1), spot_checks=0.0, uses=(FIRST, LAST), spill=None):
         self.arena = arena
-        self.store = TensorStore(arena, SpillFile(Path(), DiskShare(0)))
+        self.store = TensorStore(arena, spill or SpillFile(Path(), DiskShare(0)))
         self.told = []
         submit = submitter(cpu_engine(arena))
         work = SimpleNamespace(inspected=lambda *said: self.told.append(said))
@@ -126,9 +126,7 @@ async def test_sums_land_in_one_vector_and_tied_ones_are_added_there(arena, bloc
 
 
 async def test_a_sum_counts_for_no_limit_of_bundles_and_its_pages_go_with_it(arena, tmp_path):
-    rig = Rig(arena)
-    rig.store = TensorStore(arena, SpillFile(tmp_path, DiskShare(1 << 20)))
-    rig.reduces._store = rig.store
+    rig = Rig(arena, spill=SpillFile(tmp_path, DiskShare(1 << 20)))
     rig.store.keep_within(4 * SIZE + 2 * ALIGNMENT)  # for a shard and the bundle, and no vector
     kept = rig.store.put(STEP, memoryview(b"12345678"))
     rig.store._kept[kept] = None

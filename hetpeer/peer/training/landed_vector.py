@@ -2,7 +2,7 @@
 
 So no piece of another block's sum is kept: of a tied table of 150 MB there is one sum, and not two. Two
 numbers have the same sum in either order, so it does not matter which piece comes first. Of more uses of a
-parameter the order counts, and their sums are kept apart (reduce_execution.py).
+parameter the order counts, and their sums are kept apart (landed_sums.py).
 """
 
 from __future__ import annotations

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
-
-import numpy as np
+from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Coded
 from hetpeer.peer.training.check_answers import SumProofAnswers
-from hetpeer.peer.training.landed_vector import LandedVector
+from hetpeer.peer.training.landed_sums import LandedSums
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.peer.transport.tensor_store import Tensor
@@ -23,9 +21,6 @@ from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.links.codec import Codec, EncodedTensor
-
-PAIR: Final = 2
-"""Uses of a parameter that may be added in any order."""
 
 
 class ReduceExecution:
@@ -42,10 +37,7 @@ class ReduceExecution:
         self._codec = Codec.of(schema.links.reduce)
         self._feedback = schema.links.feedback
         self._proofs = proofs
-        self._landing: dict[tuple[e.StepId, int, int], Extent] = {}
-        """Step, plan, block → where its sums land."""
-        self._adding: dict[tuple[e.StepId, int, int], tuple[Tensor, LandedVector]] = {}
-        """Step, plan, block → where its sums and those of tied parameters land."""
+        self._landed = LandedSums(self._store, schema)
 
     # ── as others get it ────────────────────────────────────────────────────────────────────────────────────
 
@@ -214,7 +206,7 @@ class ReduceExecution:
             return None
         pieces = [piece for piece in work.pieces if isinstance(piece, Tensor)] if work.closely else []
         gradient, tied = self._store.whole(shards[0]), []
-        if self._adding.pop((step, work.plan, work.block), None) is None and self._schema.ties.of(work.block):
+        if self._schema.ties.of(work.block) and not self._landed.has_added(step, work.plan, work.block):
             gradient = self._copy(step, gradient)
             tied = self._add_tied(work, shards[0], gradient)
         norms = self._norms(work.block)
@@ -246,67 +238,12 @@ class ReduceExecution:
         return answer()
 
     def land(self, step: e.StepId, work: e.Land) -> None:
-        """Move a sum to its place in the block's vector, for which there is room from the first sum on."""
-        shard = work.shard
-        assert isinstance(work.handle, Tensor)
-        if not (work.closely or self._kept_apart(shard.block)):
-            self._add_up(step, shard, work.handle)
-            return
-        if (shard.begin, shard.end) == (work.begin, work.end):
-            return  # it is all of the vector
-        key, room = (step, shard.plan, shard.block), None
-        if key not in self._landing:
-            room = self._store.new_sum(step, (work.end - work.begin) * FLOAT_BYTES)
-            self._landing[key] = room.extent
-        self._store.land(work.handle, self._landing[key], (shard.begin - work.begin) * FLOAT_BYTES)
-        if room is not None:
-            self._store.release(room)  # it belongs to those that have landed in it
-
-    def _kept_apart(self, block: int) -> bool:
-        """Whether sums of `block` are not added to others before all have come.
-
-        They are not if they may be asked for, or if the order of several additions counts. Those of a block
-        without tied parameters are added to nothing.
-        """
-        ties = self._schema.ties.of(block)
-        return not ties or self._schema.trust.spot_checks > 0 or any(len(uses) > PAIR for _, uses in ties)
-
-    def _add_up(self, step: e.StepId, shard: e.Shard, tensor: Tensor) -> None:
-        """Add a sum to the vectors of ours that it counts for: of its block, and of those tied to it."""
-        values = np.frombuffer(self._store.view(tensor), np.float32)
-        own = [(shard.block, shard.begin, values)] if self._schema.holds(shard.block) else []
-        for use, uses in self._schema.ties.of(shard.block):
-            first, last = max(use.begin, shard.begin), min(use.end, shard.end)
-            own += [
-                (
-                    other.block,
-                    other.begin + first - use.begin,
-                    values[first - shard.begin : last - shard.begin],
-                )
-                for other in uses
-                if other != use and first < last and self._schema.holds(other.block)
-            ]
-        for block, begin, piece in own:
-            self._vector(step, shard.plan, block)[1].add(begin, piece)
-        if own:
-            block, begin, piece = own[0]
-            room, _ = self._vector(step, shard.plan, block)
-            place = Extent(room.extent.offset + begin * FLOAT_BYTES, len(piece) * FLOAT_BYTES)
-            self._store.settle(tensor, room.extent, place)
-            self._store.release(room)  # it belongs to those that have landed in it
-
-    def _vector(self, step: e.StepId, plan: int, block: int) -> tuple[Tensor, LandedVector]:
-        """Where the sum of `block` lands under `plan`."""
-        key = (step, plan, block)
-        if key not in self._adding:
-            room = self._store.new_sum(step, self._schema.elements(block) * FLOAT_BYTES)
-            self._adding[key] = room, LandedVector(np.frombuffer(self._store.view(room), np.float32))
-        return self._adding[key]
+        """Move a sum to its place in the block's vector."""
+        self._landed.land(step, work)
 
     def end_step(self, step: e.StepId) -> None:
         """Forget `step`; what has landed is freed by the store."""
-        self._landing = {key: extent for key, extent in self._landing.items() if key[0] != step}
-        self._adding = {key: vector for key, vector in self._adding.items() if key[0] != step}
+        self._landed.end_step(step)
 
     def _norms(self, block: int) -> dict[str, Any]:
         """The ranges of `block` that count for its norm, and for that of each group of parameters."""
