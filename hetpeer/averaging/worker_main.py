@@ -59,17 +59,24 @@ def main(arguments: list[str]) -> int:
     compute, send, receive = (Staging(memory, copiers[lane]) for lane in WorkerLane)
     files = StateFiles(OpenFile(options.exchange))
     scratch = ScratchFile(OpenFile(options.scratch), options.scratch_bytes)
+    engine = Engine(chosen, compute, files, MakeRules(update=rule_of, outer=outer_of), scratch)
     executors: dict[WorkerLane, Executor] = {
-        WorkerLane.COMPUTE: Engine(
-            chosen, compute, files, MakeRules(update=rule_of, outer=outer_of), scratch
-        ),
         WorkerLane.SEND: Encoder(send),
         WorkerLane.RECEIVE: Decoder(receive),
+        WorkerLane.COMPUTE: engine,  # last: threads that torch starts by itself later are like this one
     }
+
+    def begin(lane: WorkerLane) -> None:
+        # torch gives each thread of ours a team of as many threads. Teams of lanes that only code bundles
+        # would take the cores from the microbatch that is computed, which waits for its slowest thread.
+        torch.get_num_threads()  # the thread would otherwise ask for the process's number later
+        coding = lane is not WorkerLane.COMPUTE and chosen.type == "cpu"
+        torch.set_num_threads(1 if coding else options.threads)
+
     lanes = {lane: copiers[lane].lane(executor.execute) for lane, executor in executors.items()}
     with socket.socket(fileno=options.socket) as connection:
         try:
-            serve(connection, lanes)
+            serve(connection, lanes, begin)
         except torch.AcceleratorError as error:
             print(error, file=sys.stderr, flush=True)
             os.abort()  # the GPU's context is lost, and a worker that ends by a signal is replaced

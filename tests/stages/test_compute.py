@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.state_file import load
 from hetpeer.stages.ipc import worker_process
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.block_commands import DropTask, Info, Shutdown, Unload, WarmUp
+from hetpeer.stages.ipc.block_commands import Decode, DropTask, Encode, Info, Shutdown, Unload, WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.ipc.vector_commands import InspectVector
 from hetpeer.stages.ipc.worker_messages import CommandFailedError, Done
@@ -163,6 +164,29 @@ async def test_each_group_of_elements_has_a_norm(compute):
     groups = (((0, 1), (2, 3)), (), ((3, 4),))
     seen = await compute.submit(InspectVector(extent=extent, elements=4, normed=((0, 4),), groups=groups))
     assert (seen.squared_norm, seen.group_squares) == (30, (10, 0, 16))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_coding_takes_no_more_than_a_thread_each_way(threads):
+    """A microbatch is computed by so many threads; two more code bundles meanwhile, not as many again."""
+    count, config = 1 << 18, replace(CONFIG, threads=threads)
+    compute = await Compute.start(config, WORKER)
+    try:
+        process = psutil.Process(compute.workers[0].pid)
+        plain, into, back = (compute.arena.allocate(4 * count) for _ in range(3))
+        compute.arena.view(plain)[:] = np.random.default_rng(0).standard_normal(count, np.float32).tobytes()
+        idle = process.num_threads()
+        tensors = (("float32", plain),)
+        written = await compute.submit(Encode(codec="int8", share=1.0, tensors=tensors, into=into))
+        data = Extent(offset=into.offset, nbytes=written.nbytes)
+        decode = Decode(codec="int8", written=written.written, data=data, tensors=(("float32", back),))
+        assert await compute.submit(decode) == Done()
+        assert process.num_threads() == idle
+        assert (await compute.submit(Info())).threads == threads
+        await compute.submit(WarmUp())
+        assert process.num_threads() == idle + threads - 1, "those that compute"
+    finally:
+        await compute.close()
 
 
 async def test_answers_come_in_order_until_the_worker_leaves(compute):

@@ -41,6 +41,7 @@ KILLED_FIRST = 500
 """Added to the kernel's badness of 0 to 1000, the share of memory that a process takes (proc(5))."""
 
 Execute = Callable[[Command[Any]], Result]
+Begin = Callable[[WorkerLane], None]
 
 
 def settle_in(options: WorkerOptions) -> None:
@@ -61,15 +62,20 @@ def settle_in(options: WorkerOptions) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(KILLED_FIRST))
 
 
-def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:
-    """Answer commands until `Shutdown`, or until the daemon closes the socket. Each lane has its own thread.
+def _as_it_is(_lane: WorkerLane) -> None:
+    """Leave the lane's thread as it is."""
 
+
+def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute], begin: Begin = _as_it_is) -> None:
+    """Answer commands until `Shutdown`, or until the daemon closes the socket.
+
+    Each lane has its own thread, in which `begin` is called first: lane after lane, in the order of `lanes`.
     Raises an error that a lane could not answer: nothing can be computed any more.
     """
     gone = contextlib.suppress(
         BrokenPipeError, ConnectionResetError
     )  # the daemon, while something was under way
-    with gone, _Lanes(connection, lanes) as running:
+    with gone, _Lanes(connection, lanes, begin) as running:
         reader = FrameReader()
         while data := connection.recv(RECEIVE_BYTES):
             for number, body in reader.feed(data):
@@ -88,14 +94,17 @@ def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> Non
 class _Lanes:
     """One thread for each lane, which carries out its commands in order and answers them."""
 
-    def __init__(self, connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:
+    def __init__(self, connection: socket.socket, lanes: Mapping[WorkerLane, Execute], begin: Begin) -> None:
         self._connection = connection
         self._lanes = lanes
+        self._begin = begin
         self._threads = {lane: ThreadPoolExecutor(1, thread_name_prefix=lane.value) for lane in lanes}
         self._answering = threading.Lock()
         self._broken: BaseException | None = None
 
     def __enter__(self) -> Self:
+        for lane, thread in self._threads.items():
+            thread.submit(self._begin, lane).result()
         return self
 
     def __exit__(self, *_: object) -> None:
