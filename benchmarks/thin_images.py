@@ -98,8 +98,10 @@ def wired(
     )
     for place in found.places:
         layer = model.get_submodule(place.layer)
-        sent = getattr(layer, BOTTLENECK).down if rank else layer
-        sent.register_forward_hook(lambda _layer, _args, x: wire(x))
+        if rank:
+            getattr(layer, BOTTLENECK).up.register_forward_pre_hook(lambda _up, args: wire(args[0]))
+        else:
+            layer.register_forward_hook(lambda _layer, _args, x: wire(x))
     return model, found
 
 

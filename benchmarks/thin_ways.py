@@ -89,7 +89,7 @@ def bottleneck(
         own = getattr(model.h[end], BOTTLENECK)
         if not narrow:
             own.down, own.up = nn.Identity(), nn.Identity()
-        own.down.register_forward_hook(lambda _layer, _args, x: wire(x))
+        own.up.register_forward_pre_hook(lambda _up, args: wire(args[0]))
     return model
 
 

@@ -10,14 +10,14 @@ import torch.nn.functional as nnf
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hetpeer.bootstrap.authoring.bottlenecks import narrowed
+from hetpeer.bootstrap.authoring.bottlenecks import insert, narrowed
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.model_costs import plan_model
 from hetpeer.bootstrap.model_checks.equivalence import compare
 from hetpeer.bootstrap.pretrained.formats import Format
 from hetpeer.bootstrap.results.export import current_model, export
 from hetpeer.bootstrap.results.generate import generate
-from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.run_directory import Bottlenecks, RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
@@ -25,6 +25,7 @@ from hetpeer.examples.gpt import GPT
 from hetpeer.examples.resnet import ResNet
 from hetpeer.stages.graph.block_spec import Batch, BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 from hetpeer.stages.operators.names import BOTTLENECK
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
@@ -154,6 +155,8 @@ def test_images_are_narrowed_by_channels() -> None:
     assert not any(name.endswith("table.weight") for name in dag.parameters.values())
     starts = {tuple(dag.tensors[name].shape) for name in dag.tensors if name.endswith(".start")}
     assert starts == {(16, 1, 1), (64, 1, 1)}
+    centers = {tuple(dag.tensors[name].shape) for name in dag.tensors if name.endswith(".center")}
+    assert centers == {(RANK,)}
     assert compare(model, images, dag, specs).worst() == pytest.approx((0, 0), abs=1e-5)
 
 
@@ -191,13 +194,58 @@ def test_without_tokens_it_begins_with_the_best_that_k_features_can_do() -> None
 
     assert compare(model, images, found, specs).worst() == pytest.approx((0, 0), abs=1e-5)
     down, up = (found.tensors[f"layers.1.{BOTTLENECK}.{way}.weight"] for way in ("down", "up"))
-    start = found.tensors[f"layers.1.{BOTTLENECK}.start"]
-    assert start.shape == (5, 16)
+    center, start = (found.tensors[f"layers.1.{BOTTLENECK}.{name}"] for name in ("center", "start"))
+    assert (center.shape, start.shape) == ((5, 3), (5, 16))
     (x,) = seen
-    left = x @ down.T @ up.T + start - x
+    left = (x @ down.T + center) @ up.T + start - x
     assert left.mean(0).abs().max() < 1e-5
     values = np.linalg.svd((x - x.mean(0)).flatten(0, 1).numpy(), compute_uv=False)
     assert left.square().sum().item() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
+
+
+def rounded_off(features: Tensor, varying: Tensor) -> float:
+    """Energy that int4 rounds off from `features`, as a part of the energy of `varying` ones."""
+    flat, codec = features.flatten(), VALUE_CODECS["int4"]
+    written = memoryview(bytearray(codec.nbytes(len(flat))))
+    codec.encode(flat, written)
+    return float((codec.decode(written, len(flat)) - flat).square().sum() / varying.square().sum())
+
+
+@pytest.mark.parametrize("kind", ["patches", "images"])
+def test_features_begin_as_a_codec_needs_them(kind: str) -> None:
+    """Without what is the same for all samples, and none much larger than the others: less is rounded off
+    than of principal components, or with the mean in them.
+    """
+    torch.manual_seed(1)
+    if kind == "patches":
+        model, layer, axis, inputs = Patches(), "layers.1", -1, {"x": 2 + torch.randn(64, 5, 16)}
+    else:
+        model, layer, axis = Classifier(), "net.layers.2", 1
+        inputs = {"image": torch.rand(64, 1, 8, 8), "label": torch.randint(0, 10, (64,))}
+    seen = list[Tensor]()
+    model.get_submodule(layer).register_forward_hook(lambda _layer, _args, x: seen.append(x.detach().clone()))
+    model(**inputs)
+    found, *_ = thin(model, inputs, 2 if kind == "patches" else 3, rank=8)
+    x = seen[0].movedim(axis, -1)
+    down, center = (found.tensors[f"{layer}.{BOTTLENECK}.{name}"] for name in ("down.weight", "center"))
+    features = x @ down.T + center
+    assert features.mean(0 if kind == "patches" else (0, 1, 2)).abs().max() < 1e-5
+    sizes = features.flatten(0, -2).square().mean(0)
+    components = torch.linalg.svd(features.flatten(0, -2), full_matrices=False)[2]
+    principal = features @ components.T
+    assert sizes.max() / sizes.mean() < principal.flatten(0, -2).square().mean(0).max() / sizes.mean() / 1.2
+    assert rounded_off(features, features) < min(
+        rounded_off(principal, features), rounded_off(x @ down.T, features)
+    )
+
+
+def test_a_bottleneck_of_an_earlier_version_has_no_center() -> None:
+    text = """{"rank": 3, "embedding": "", "places": [
+        {"layer": "layers.1", "dim": -1, "width": 16, "tokens": false, "start": [5, 16]}]}"""
+    model = Patches()
+    insert(model, Bottlenecks.model_validate_json(text), seed=5)
+    parts = dict(model.get_submodule(f"layers.1.{BOTTLENECK}").named_parameters())
+    assert parts.keys() == {"down.weight", "up.weight", "start"}
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,12 @@ to K features, which is what crosses, and up again. Which token is where needs n
 the ids. So a table of the bottleneck's own gives each token a vector, which is added. Trained bottlenecks
 between the stages of a pipeline are the idea of ResBM. That what depends on the token alone is added at each
 stage, and only the rest crosses, is that of Protocol Models (Ramasinghe et al., 2025). Where there are no
-tokens, as with images, what is the same for all samples needs no features either: a learned `start` is added,
-for each position or each channel.
+tokens, as with images, what is the same for all samples needs no features either: a learned `center` takes it
+out of the features before the border, and a learned `start` is added behind it, for each position or each
+channel.
+
+A codec's steps go by the largest of the features that share a scale. So features begin alike: without what is
+the same for all, and in a basis that is turned at random, so that none is much larger than the others.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.operators.names import BOTTLENECK
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.bottleneck_places import (
+    BottleneckPlace,
     find_places,
     moved_pieces,
     no_bottleneck,
@@ -45,10 +50,11 @@ class _Tokens:
 
 
 class Bottleneck(nn.Module):
-    """x [..., width, ...] → up(down(x)) + table[ids] + start, of the same sizes.
+    """x [..., width, ...] → up(down(x) + center) + table[ids] + start, of the same sizes.
 
-    `down` [rank, width] and `up` [width, rank] are linear layers without bias. `dim`: the dimension of the
-    width, 1 or -1. `table` [tokens, width], or None. `start`: added to every sample, or None.
+    `down` [rank, width] and `up` [width, rank] are linear layers without bias; the input of `up` crosses.
+    `dim`: the dimension of the width, 1 or -1. `table` [tokens, width], or None. `start` and `center` are the
+    same for every sample, or None; the features are the last dimension of `center`.
     """
 
     def __init__(
@@ -60,22 +66,24 @@ class Bottleneck(nn.Module):
         tokens: _Tokens,
         seed: int,
         start: Sequence[int] = (),
+        center: Sequence[int] = (),
     ) -> None:
-        """Begin with an orthogonal projection, the rows of `embedding`, and a start of zeros.
+        """Begin with an orthogonal projection, the rows of `embedding`, a start and a center of zeros.
 
         On the meta device there are sizes only. The basis is drawn with `seed`.
         """
         super().__init__()
         self.dim = dim
+        self._seed = seed
         self._tokens = tokens
         self.down = nn.Linear(width, rank, bias=False)
         self.up = nn.Linear(rank, width, bias=False)
         self.table = None if embedding is None else nn.Embedding(*embedding.weight.shape)
+        self.center = nn.Parameter(torch.zeros(*center)) if center else None
         self.start = nn.Parameter(torch.zeros(*start)) if start else None
         if self.down.weight.is_meta:
             return
-        drawn = torch.randn(width, rank, generator=torch.Generator().manual_seed(seed))
-        basis = torch.linalg.qr(drawn)[0]
+        basis = _orthonormal(width, rank, seed)
         with torch.no_grad():
             self.up.weight.copy_(basis)
             self.down.weight.copy_(basis.T)
@@ -84,10 +92,12 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`: the layer's output."""
-        if self.dim == -1:
-            y: Tensor = self.up(self.down(x))
-        else:
-            y = self.up(self.down(x.movedim(self.dim, -1))).movedim(-1, self.dim)
+        narrow: Tensor = self.down(x if self.dim == -1 else x.movedim(self.dim, -1))
+        if self.center is not None:
+            narrow = narrow + self.center
+        y: Tensor = self.up(narrow)
+        if self.dim != -1:
+            y = y.movedim(-1, self.dim)
         if self.table is not None:
             y = y + self.table(self._tokens.ids)
         return y if self.start is None else y + self.start
@@ -95,18 +105,30 @@ class Bottleneck(nn.Module):
     def begin_with(self, x: Tensor) -> None:
         """Begin with what is best for `x`, outputs of the layer: their mean and their principal components.
 
-        Only for a bottleneck that has a `start`.
+        The components are turned at random: the first would be much larger than the last, and each codec
+        rounds several features with one scale (QuaRot, Ashkboos et al., 2024, does so with activations).
+        Only for a bottleneck that has a `start` and a `center`.
         """
         assert self.start is not None
+        assert self.center is not None
+        rank = self.down.out_features
         axis = -1 if self.dim == -1 else self.dim - 1  # of the width in one sample
         mean = x.sum_to_size(self.start.shape) * (self.start.numel() / x.numel())
         varying = (x - mean).movedim(self.dim, -1).flatten(0, -2)
-        basis = torch.linalg.eigh(varying.T @ varying)[1][:, -self.down.out_features :]
-        same = mean.movedim(axis, -1)
+        components = torch.linalg.eigh(varying.T @ varying)[1][:, -rank:]
+        basis = components @ _orthonormal(rank, rank, self._seed)
         with torch.no_grad():
             self.up.weight.copy_(basis)
             self.down.weight.copy_(basis.T)
-            self.start.copy_((same - same @ basis @ basis.T).movedim(-1, axis))
+            self.center.copy_(-(mean.movedim(axis, -1) @ basis).view_as(self.center))
+            self.start.copy_(mean)
+
+
+def _orthonormal(width: int, rank: int, seed: int) -> Tensor:
+    """[width, rank], drawn with `seed`; its columns are orthonormal."""
+    drawn = torch.randn(width, rank, generator=torch.Generator().manual_seed(seed))
+    basis: Tensor = torch.linalg.qr(drawn)[0]
+    return basis
 
 
 def _narrow(module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
@@ -142,11 +164,23 @@ def insert(model: nn.Module, bottlenecks: Bottlenecks, seed: int, part: str = ""
         own = table if place.tokens else None
         with next(model.parameters()).device:
             bottleneck = Bottleneck(
-                place.width, bottlenecks.rank, place.dim, own, tokens, seed + number, place.start
+                place.width,
+                bottlenecks.rank,
+                place.dim,
+                own,
+                tokens,
+                seed + number,
+                place.start,
+                _center(place, bottlenecks.rank) if place.centered else (),
             )
         layer.add_module(BOTTLENECK, bottleneck)
         if type(layer).forward is not nn.Sequential.forward:  # which calls its new part by itself
             layer.register_forward_hook(_narrow)
+
+
+def _center(place: LayerBottleneck, rank: int) -> tuple[int, ...]:
+    """Sizes of a center: those of the start, but features for the width, and these last."""
+    return (*place.start[:-1], rank) if place.dim == -1 else (rank,)
 
 
 def _outputs(model: nn.Module, example: Mapping[str, Tensor], layers: Sequence[str]) -> dict[str, Tensor]:
@@ -219,20 +253,19 @@ def narrowed(
             exit_code=ExitCode.CONFIG,
         )
     embedding = next((place.embedding for place in places if place.embedding), "")
-    chosen = Bottlenecks(
-        rank=rank,
-        embedding=embedding,
-        places=tuple(
-            LayerBottleneck(
-                layer=place.layer,
-                dim=place.dim,
-                width=place.width,
-                tokens=place.embedding == embedding != "",
-                start=() if place.embedding == embedding != "" else place.start,
-            )
-            for place in places
-        ),
-    )
+
+    def of(place: BottleneckPlace) -> LayerBottleneck:
+        tokens = place.embedding == embedding != ""
+        return LayerBottleneck(
+            layer=place.layer,
+            dim=place.dim,
+            width=place.width,
+            tokens=tokens,
+            start=() if tokens else place.start,
+            centered=not tokens,
+        )
+
+    chosen = Bottlenecks(rank=rank, embedding=embedding, places=tuple(map(of, places)))
     outputs = _outputs(model, example, [place.layer for place in chosen.places if place.start])
     insert(model, chosen, seed)
     for layer, output in outputs.items():

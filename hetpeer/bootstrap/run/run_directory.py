@@ -48,6 +48,8 @@ class LayerBottleneck(BaseModel):
     """Whether it has a table of tokens."""
     start: tuple[int, ...] = ()
     """Sizes of what is added to every sample; empty: nothing is."""
+    centered: bool = False
+    """Whether what is the same for every sample is taken out of the features before they cross."""
 
 
 class Bottlenecks(BaseModel):

@@ -16,8 +16,8 @@ from hetpeer.stages.operators.names import BATCH_NORM, BOTTLENECK, EMBEDDING
 from hetpeer.stages.tracing.operator_line import OperatorLine, Range
 from hetpeer.stages.tracing.trace import OpDag
 
-DOWN = f".{BOTTLENECK}.down.weight"
-"""End of the name of the parameter behind which a border is narrow."""
+UP = f".{BOTTLENECK}.up.weight"
+"""End of the name of the parameter before which a border is narrow."""
 NEAR = 1 / 64
 """A border may move over this part of the FLOPs of the block behind it."""
 OVER_CHANNELS = ("aten.conv", "aten.native_group_norm", "aten.group_norm", BATCH_NORM)
@@ -158,7 +158,7 @@ def moved_pieces(before: OperatorLine, pieces: Sequence[Range], after: OperatorL
     ops = [after.nodes[place].op for place in own]
     if ops != [node.op for node in before.nodes]:
         raise no_bottleneck("with a bottleneck the model is traced to other operators")
-    narrow = {place + 1 for place, node in enumerate(after.nodes) if _is_down(after.dag, node)}
+    narrow = {place for place, node in enumerate(after.nodes) if _is_up(after.dag, node)}
     edges = [0]
     for _, end in pieces[:-1]:
         inside = narrow & set(range(own[end - 1] + 1, own[end] + 1))
@@ -175,8 +175,8 @@ def _of_bottleneck(dag: OpDag, node: OperatorCall) -> bool:
     return any(path.rpartition(".")[2] == BOTTLENECK for path in dag.modules.get(node.name, ()))
 
 
-def _is_down(dag: OpDag, node: OperatorCall) -> bool:
-    return any(dag.parameters.get(name, "").endswith(DOWN) for name in node.references())
+def _is_up(dag: OpDag, node: OperatorCall) -> bool:
+    return any(dag.parameters.get(name, "").endswith(UP) for name in node.references())
 
 
 def no_bottleneck(why: str) -> LocalError:
