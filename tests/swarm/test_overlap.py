@@ -15,9 +15,12 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.log.evidence import Evidence
 from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.settings import LinkSettings
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+SPARSE = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)
+ROUNDED = LinkSettings(codec="int4", adaptive=False)
 
 
 def staleness_of(swarm: Swarm) -> list[int]:
@@ -73,8 +76,18 @@ def _the_last_stage_is_newer(swarm: Swarm, staleness: int) -> None:
         (1, {"head_start": 2, "fresh_steps": 4, "steps": 24}),
         pytest.param(2, {"last_staleness": 1, "fresh_steps": 4}, marks=pytest.mark.proof),
         (1, {"last_staleness": 0, "fresh_steps": 4, "steps": 24}),
+        (1, {"last_staleness": 0, "fresh_steps": 4, "steps": 24, "links": SPARSE}),
+        pytest.param(2, {"last_staleness": 1, "fresh_steps": 4, "links": ROUNDED}, marks=pytest.mark.proof),
     ],
-    ids=["corrected", "head start", "a short one", "by stage", "by stage, a short one"],
+    ids=[
+        "corrected",
+        "head start",
+        "a short one",
+        "by stage",
+        "by stage, a short one",
+        "by stage, over sparse links",
+        "by stage, over rounding links",
+    ],
 )
 async def test_steps_that_overlap_are_those_of_one_machine(
     swarm: Swarm, staleness: int, changes: dict[str, Any]
@@ -82,8 +95,12 @@ async def test_steps_that_overlap_are_those_of_one_machine(
     """Three volunteers on two stages, with what is made of stale gradients, or few of them; one is killed
     in the middle and comes back.
     """
+    links = changes.get("links", LinkSettings())
     changes = {"steps": 60} | changes | {"staleness": staleness}
-    swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
+    training = swarm.run.manifest.training.model_copy(
+        update={name: value for name, value in changes.items() if name != "links"}
+    )
+    swarm.run = resign(swarm.run, training=training, links=links)
     bootstrap = await swarm.bootstrap(together=3)
     others = [swarm.volunteer(name) for name in ("one", "two")]
     killed = swarm.volunteer("killed", fail="run_backward:30")  # with a step's work on its hands
@@ -96,7 +113,7 @@ async def test_steps_that_overlap_are_those_of_one_machine(
     await back.ended()
     replayed = await asyncio.to_thread(replay, swarm.run.path)
     assert replayed.ok, replayed.problems
-    assert replayed.equal == replayed.steps
+    assert (replayed.equal, replayed.shown) == (replayed.steps, 0), replayed.why
     found = staleness_of(swarm)
     assert max(found) == staleness, "steps overlapped as far as they may"
     assert sum(map(bool, found)) > len(found) // 2, "and most did"
