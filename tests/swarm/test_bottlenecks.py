@@ -57,7 +57,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, image, label=None):
         patches = self.patches(image).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(image), -1, -1), patches], 1) + self.positions
+        x = torch.cat([self.token.expand(image.shape[0], -1, -1), patches], 1) + self.positions
         for layer in self.layers:
             x = layer(x)
         logits = self.head(x[:, 0])
@@ -145,7 +145,7 @@ async def test_images_over_lines_that_round(
     killed, *others = [
         swarm.volunteer(name, before="killed_after_step_4" if name == "c" else "") for name in "cabd"
     ]
-    assert await killed.ended(90.0) == -signal.SIGKILL
+    assert await killed.ended(90.0) == -signal.SIGKILL, swarm.voices()
     await swarm.gone(killed)
     await swarm.finished(bootstrap, *others)
     swarm.exact()
