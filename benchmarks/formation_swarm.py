@@ -4,9 +4,11 @@ what they advertise, beside formation by arrival.
 The laboratory (root) gives each its line (uplinks of 5 to 100 Mbit/s) and its part of a processor (speeds
 1 : 4), and each offers main memory for half of the model or more, as in `benchmarks.formation`, which also
 says by its model which order is the worst, and what is the best division found offline. Both runs have the
-same volunteers in the same order; `by arrival` is `bootstrap --keep-places`. Counted are the batches that all
-clusters commit in a while that begins two minutes after the last volunteer has its place. The swarm's own
-division is priced with the true lines and speeds, too.
+same volunteers in the same order; `by arrival` is `bootstrap --keep-places`. A volunteer comes twelve seconds
+after the one before, or when that has its place if it is later. Counted are the batches that all clusters
+commit in two minutes, which begin two minutes after the last volunteer has its place. Whoever has made no
+update in that time waits. The swarm's own division is priced with the true lines and speeds, too, and
+`events` says when clusters were founded and fell apart. Both ways together take about 13 minutes.
 
     python -m benchmarks.formation_swarm
 """
@@ -14,6 +16,7 @@ division is priced with the true lines and speeds, too.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import statistics
 import sys
@@ -28,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
-from benchmarks.eight import arrive
+from benchmarks.eight import HAS_A_PLACE, LOOK_S
 from benchmarks.formation import (
     BETTER,
     DOWN,
@@ -45,7 +48,6 @@ from benchmarks.formation import (
     looks,
     volunteers,
 )
-from benchmarks.stragglers import cluster_of
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
@@ -62,7 +64,11 @@ TRAINING = TrainingSettings(
 )
 CORES = 0.05, 0.2
 """Parts of a processor of the slowest and the fastest."""
+SPACING_S = 12.0
+"""Seconds from one arrival to the next, at least."""
 SETTLE_S, COUNTED_S = 120.0, 120.0
+LAST_EVENTS = 64
+"""Lines of a volunteer's log that tell its blocks."""
 BITS, MEGA, MIB = 8, 1e6, 2**20
 OF_A_PLACE = 7 / 8
 """Part of the remaining memory that a place gets; an eighth is for bundles (docs/limits.md, RAM)."""
@@ -122,22 +128,50 @@ async def trained(
     with Lab(network(devices)) as lab:
         parts = {device + 1: part for device, part in enumerate(cores)}
         async with running(run, folder, 0, site=Site(lab=lab, cores=parts, **way)) as swarm:
-            await arrive(swarm, order, lambda device: ("--ram-limit", limits[device]))
+            for device in order:
+                begun = time.monotonic()
+                await swarm.add(device + 1, "--ram-limit", limits[device])
+                async with asyncio.timeout(WITHIN_S):
+                    while not HAS_A_PLACE.search(swarm.said(device + 1)):
+                        await polled(swarm, time.monotonic() + LOOK_S)
+                if device != order[-1]:
+                    await polled(swarm, begun + SPACING_S)
             came = time.monotonic()
             await polled(swarm, came + SETTLE_S)
-            before = committed(swarm)
+            before, known = committed(swarm), [events(swarm, device) for device in range(VOLUNTEERS)]
             await polled(swarm, came + SETTLE_S + COUNTED_S)
             after = committed(swarm)
             blocks: dict[int, list[tuple[tuple[int, int], int]]] = defaultdict(list)
             for device in range(VOLUNTEERS):
-                if swarm.has_updated(device + 1):
-                    place = swarm.blocks_of(swarm.home(device + 1))
-                    blocks[cluster_of(swarm, device + 1)].append((place, device))
+                told = events(swarm, device)
+                if len(told) > len(known[device]):
+                    cluster, place = place_of(told)
+                    blocks[cluster].append((place, device))
+            changes = [
+                [round(one.at - came, 1), one.record["kind"], one.record["cluster"]]
+                for one in swarm.feed.seen
+                if one.record["kind"] in ("founded", "dissolved")
+            ]
     return {
         "batches_per_s": (after - before) / COUNTED_S,
         "clusters": [[[*place, device] for place, device in sorted(one)] for one in blocks.values()],
         "waiting": VOLUNTEERS - sum(map(len, blocks.values())),
+        "events": changes,
     }
+
+
+def events(swarm: Swarm, device: int) -> list[str]:
+    """Lines of the log of a volunteer's updates."""
+    path = swarm.home(device + 1) / "runs" / swarm.run.run_id / "events.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def place_of(told: Sequence[str]) -> tuple[int, tuple[int, int]]:
+    """The cluster of the last of these updates, and the blocks that were updated there."""
+    records = [json.loads(line)["record"] for line in told[-LAST_EVENTS:]]
+    cluster = int(records[-1]["cluster"])
+    blocks = [int(one["block"]) for one in records if one["cluster"] == cluster]
+    return cluster, (min(blocks), max(blocks) + 1)
 
 
 async def polled(swarm: Swarm, until: float) -> None:
@@ -153,10 +187,11 @@ def committed(swarm: Swarm) -> int:
 
 
 def priced(found: Sequence[Sequence[Sequence[int]]], devices: Devices, demand: StepDemand) -> float:
-    """Batches a second of these clusters by the model; 0 if one of them does not fit."""
+    """Batches a second of these clusters by the model, without replicas; 0 if one of them does not fit."""
     cuts, made = PipelineCuts(devices, demand), []
     for places in found:
-        one = cuts.at(tuple(p[2] for p in places), (0, *(p[1] for p in places)))
+        line = sorted({(begin, end): device for begin, end, device in places}.items())
+        one = cuts.at(tuple(device for _, device in line), (0, *(end for (_, end), _ in line)))
         if one is None:
             return 0.0
         made.append(one)

@@ -70,6 +70,21 @@ def test_those_who_wait_share_the_model_by_their_speed_or_are_two_clusters(run: 
     assert [len(seats) for seats in two.formation.clusters] == [1, 1]
 
 
+def test_what_others_reach_on_blocks_counts_for_those_that_have_not_tried(run: RunDirectory) -> None:
+    """Also if the others wait for nothing: the first cluster's speed tells about all that come later."""
+    new = advert(1e9).model_copy(update={"product_flops": 1e9})
+    alone = found(run, {"new": new}, "new")
+    tried = {
+        "trains": advert(0.25e9).model_copy(update={"product_flops": 1e9}),
+        "node": Advert(role="coordinator"),
+    }
+    beside = found(run, {"new": new, **tried}, "new")
+    assert alone is not None
+    assert beside is not None
+    assert beside.formation.peers == {"new"}
+    assert beside.clusters.batch_s[0] == pytest.approx(4 * alone.clusters.batch_s[0])
+
+
 def test_nobody_is_spared_who_could_be_in_a_cluster(run: RunDirectory) -> None:
     """Five that hold three quarters each, one far too small, and one with a line that makes averages slow."""
     names = "abcde"

@@ -139,7 +139,7 @@ def kept(self, record, original=Credit.add):
         original(self, record)
 
 
-def hurried(self, cluster, leaving):
+def hurried(self, cluster, leaving, *, promised=False):
     """Clusters fall apart for others whatever is lost with them."""
     return True
 

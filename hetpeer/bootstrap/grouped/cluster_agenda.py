@@ -95,7 +95,7 @@ class ClusterAgendas:
         self._batches = batches
         self._averagings = averagings
         self.order = MeanOrder(config, averagings)
-        self.recutting = Recutting(clusters, batches, averagings)
+        self.recutting = Recutting(clusters, batches, averagings, self.order)
 
     # ── opening clusters ────────────────────────────────────────────────────────────────────────────────────
 

@@ -77,6 +77,7 @@ class ClusterEvents:
                 or self._decide(now)
                 or self._install(now)
                 or self._recut(now)
+                or self._cover(now)
                 or self._found(now)
                 or self._line_up(now)
                 or self._finish(now)
@@ -156,22 +157,34 @@ class ClusterEvents:
     def recut(self, recut: Recut, now: float) -> list[Effect]:
         """Have clusters fall apart for others, once nothing is lost by it."""
         self._agendas.recutting.propose(recut, now)
-        return self.settle([], now)
+        left = () if self._averagings.sparse else recut.retiring  # they average without the scheduler
+        return self.settle(self._form(self._queue.leave(left, now), now), now)
 
     def _recut(self, now: float) -> list[Effect]:
         """Let clusters fall apart whose volunteers form others, once nothing is lost by it."""
         recutting, waiting = self._agendas.recutting, self.waiting
-        held = recutting.pending
+        held = recutting.held
         if not self._agendas.trains_on:
             recutting.drop()
         recut = recutting.due([peer for c in waiting for peer in c.members.volunteers], now)
         if recut is None:
-            freed = [c for c in self._clusters.living if c.number in held - recutting.pending]
+            freed = [c for c in self._clusters.living if c.number in held - recutting.held]
             return [effect for c in freed for effect in self.by(c, c.go_on(now))]
         retiring = [self._clusters[number] for number in sorted(recut.retiring)]
         effects = self._seat(recut.formation, [*waiting, *retiring], now)
         for cluster in retiring:
             cluster.dissolve(WHY, {})
+        return effects
+
+    def _cover(self, now: float) -> list[Effect]:
+        """Let clusters that retire average with one that stays, so that nothing is lost with them."""
+        recutting = self._agendas.recutting
+        held, group = recutting.held, recutting.together()
+        numbers = {cluster.number for cluster in group}
+        in_line = [number for number in numbers if self._queue.waits(number)]  # the one that stays, at most
+        effects = self._form(self._queue.leave(in_line, now), now) + self._average(group, now)
+        for number in sorted(held - recutting.held - numbers):
+            effects += self.by(self._clusters[number], self._clusters[number].go_on(now))
         return effects
 
     def _seat(self, formation: Formation, clusters: Iterable[Cluster], now: float) -> list[Effect]:
@@ -293,6 +306,8 @@ class ClusterEvents:
         """Whether `cluster` has trained enough batches since its last group, and may join another."""
         due = self._averagings.due(cluster.number, cluster.history.version)
         free = due and not self._averagings.busy(cluster.number) and cluster.whole
+        if cluster.number in self._agendas.recutting.held and not self._averagings.sparse:
+            return False  # it averages without the scheduler
         return free and (cluster.at_rest or self._agendas.order.overlaps(cluster))
 
     def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:

@@ -209,15 +209,17 @@ class BatchLineage:
             *(commit for known in self._in.values() for commit, _ in known.values()),
         }
 
-    def are_elsewhere(self, cluster: int, leaving: Collection[int]) -> bool:
+    def are_elsewhere(self, cluster: int, leaving: Collection[int], *, promised: bool = False) -> bool:
         """Whether nothing would be trained again if the clusters `leaving`, `cluster` among them, fell apart.
 
-        So all that is in `cluster` is in others, and it trains nothing.
+        So all that is in `cluster` is in others, and it trains nothing. `promised`: or will be in others once
+        they install a decided mean.
         """
         others = [known for other, known in self._in.items() if other not in leaving]
         held = self._in[cluster].keys() | self._handed[cluster]
         return bool(others) and all(
-            any(batch in known and known[batch][1] != PROMISED for known in others) for batch in held
+            any(batch in known and (promised or known[batch][1] != PROMISED) for known in others)
+            for batch in held
         )
 
     def inside(self, cluster: int) -> Mapping[int, int]:

@@ -82,7 +82,8 @@ def _advertised(
 ) -> _Advertised | None:
     """The volunteers `peers`; None if one has not advertised its speed yet."""
     try:
-        found = inventory(manifest, {peer: adverts[peer] for peer in peers if peer in adverts})
+        asked = {peer: adverts[peer] for peer in peers if peer in adverts}
+        found = inventory(manifest, asked, beside=adverts)
         named = devices_in(found.document(), "what the volunteers say")
     except LocalError:
         return None

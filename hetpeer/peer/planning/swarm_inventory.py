@@ -84,9 +84,15 @@ class Inventory:
 
 
 def inventory(
-    manifest: Manifest, adverts: Mapping[str, Advert], leaves: Mapping[str, float] = MappingProxyType({})
+    manifest: Manifest,
+    adverts: Mapping[str, Advert],
+    leaves: Mapping[str, float] = MappingProxyType({}),
+    *,
+    beside: Mapping[str, Advert] = MappingProxyType({}),
 ) -> Inventory:
     """All volunteers (`adverts` by peer id). `leaves`: peer → expected departures an hour, as far as known.
+
+    `beside`: other peers; what volunteers among them reach on blocks tells about those that have not tried.
 
     Raises `LocalError` HP-PLAN-001 if none advertises its speed.
     """
@@ -96,7 +102,15 @@ def inventory(
         if advert.role == "volunteer" and advert.memory_bytes and _flops(manifest, advert)
     }
     reached = [_flops(manifest, advert) for advert in known.values()]
-    flops = on_blocks(reached, [advert.product_flops for advert in known.values()])
+    others = [
+        (reaches, advert.product_flops)
+        for peer, advert in sorted(beside.items())
+        if peer not in known and advert.role == "volunteer" and (reaches := _flops(manifest, advert))
+    ]
+    flops = on_blocks(
+        [*reached, *(reaches for reaches, _ in others)],
+        [*(advert.product_flops for advert in known.values()), *(product for _, product in others)],
+    )[: len(known)]
     if not known:
         raise LocalError(
             "HP-PLAN-001",
