@@ -63,6 +63,46 @@ def test_a_cluster_that_begins_anew_hands_its_batches_back():
     assert [batches.take(0), batches.take(1)] == [0, 1]
 
 
+def back(cluster, version, view=1):
+    return {"kind": "rollback", "cluster": cluster, "view": view, "to_version": version, "term": 1}
+
+
+def test_a_cluster_that_goes_back_to_its_checkpoint_loses_what_came_since():
+    """Cluster 1 has, or is promised, all of it. When that promise is void, too, batch 2 is trained again."""
+    stored = {"kind": "checkpoint", "cluster": 0, "version": 1}
+    log = [founded(0), founded(1), commit(0, 0, 0), stored, commit(1, 0, 1), average((0, 1), (1, 1))]
+    batches = books(*log, commit(0, 2, 2), commit(1, 2, 3), count=4)
+    batches.add({**average((0, 3), (1, 3), installed=[]), "group": 2})
+    assert batches.exhausted
+    batches.add(back(0, 1))
+    assert (batches.inside(0).keys(), batches.inside(1).keys()) == ({0}, {0, 1, 2, 3})
+    assert batches.exhausted
+    batches.add(back(1, 3))
+    assert batches.inside(1).keys() == {0, 1, 3}
+    assert batches.are_saved_elsewhere(0)
+    assert [batches.take(0), batches.take(1)] == [2, None]
+
+
+def test_the_only_cluster_is_at_its_checkpoint_once_it_has_gone_back():
+    batches = books(founded(0), commit(0, 0, 0), {"kind": "checkpoint", "cluster": 0, "version": 1}, count=3)
+    batches.add(commit(0, 1, 1))
+    assert batches.take(0) == 2
+    batches.add(back(0, 1))
+    assert (batches.unsaved, batches.commits(), batches.known) == (0, {1}, 1)
+    assert [batches.take(0), batches.take(0)] == [1, 2]
+
+
+def test_a_cluster_goes_back_to_a_checkpoint_of_its_own_only():
+    reign, other = {"kind": "reign", "term": 1}, {"kind": "checkpoint", "cluster": 2, "version": 1}
+    trained = [{"term": 1, "view": 0, **commit(c, s, 2 * s + c)} for s in range(2) for c in (1, 2)]
+    log = [reign, founded(1), founded(2), *trained, other]
+    assert not list(out_of_order([*log, back(2, 1)]))
+    assert [rule for _, rule in out_of_order([*log, back(1, 1)])] == ["I5"]
+    assert not list(
+        out_of_order([*log, founded(3, 1), {"term": 1, "view": 0, **commit(3, 1, 5)}, back(3, 1)])
+    )
+
+
 def test_each_cluster_has_views_of_its_own():
     told = {"kind": "rollback", "cluster": 2, "view": 1, "to_version": 1, "term": 1}
     reign = {"kind": "reign", "term": 1}

@@ -228,19 +228,79 @@ def test_nobody_is_lost_of_any_cluster_while_our_own_line_is_cut():
 
 
 @pytest.mark.parametrize("how", ["farewell", "lease"])
-def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
+def test_the_log_says_why_it_went_back_and_what_it_gave_up(how):
+    """To version 0. When nobody comes for the block, it falls apart, and nothing more is lost."""
     one = goes_on()
     if how == "farewell":
         one.tell("b", m.Farewell())
         why = f"no holder is left of block {LAST[0]}"
     else:
         one.passes(19.0, "a")
-        assert not one.of("dissolved"), "it may come back"
+        assert not one.of("rollback"), "it may come back"
         one.passes(4.0, "a")
         why = "the holders of its blocks did not come in time"
+    (back,) = one.of("rollback")
+    assert (back["why"], back["cluster"] if "cluster" in back else 0, back["to_version"]) == (why, 0, 0)
+    assert [lost["batch"] for lost in back["given_up"]] == [1]
+    assert one.sent["a", "rolled_back"].version == 0
+    one.until_dissolved("a", within_s=60.0)
     (gone,) = one.of("dissolved")
-    assert gone["why"] == why
-    assert [lost["batch"] for lost in gone["given_up"]] == [1]
+    assert "given_up" not in gone
+
+
+def test_it_goes_on_from_its_checkpoint_with_whoever_comes_and_trains_the_batch_again():
+    one = goes_on()
+    one.tell("b", m.Farewell())
+    one.tell("a", m.Prepared())
+    one.comes("c")
+    one.passes(1.0, "a", "c")
+    one.claims("c")
+    assert one.core.clusters.of("c") is one.core.clusters[0]
+    one.tell("c", m.Prepared())
+    assert (one.sent["a", "fetch"].version, one.sent["c", "fetch"].version) == (0, 0)
+    one.fetched(0, 0, a=FIRST, c=LAST)
+    begin = one.sent["a", "begin"]
+    assert (begin.line.view, begin.step, begin.batch) == (1, 0, 0)
+    assert not one.of("dissolved")
+
+
+def two_clusters(*more):
+    """After a failover: each has trained a batch, and cluster 0 has stored it (`more` followed)."""
+    stored = {"kind": "checkpoint", "version": 1, "blocks": ["state 0", "state 1"]}
+    both = [{"kind": "founded", "cluster": number, "version": 0} for number in (0, 1)]
+    log = [{"kind": "reign", "term": 1}, *both, commit(), commit(1, batch=1), stored, *more]
+    one = Waiting(log, averaging_interval=9)
+    for number, peers in enumerate(("ab", "cd")):
+        version = one.core.clusters[number].history.version
+        for peer, blocks in zip(peers, (FIRST, LAST), strict=True):
+            held = tuple(m.Held(block=b, version=version, digest=f"{number} {b}") for b in range(*blocks))
+            one.hello(peer, cluster=number, place=blocks, held=held)
+            line = one.core.clusters[number].line
+            one.tell(peer, m.Ready(line=line, version=version, held=held))
+    return one
+
+
+def test_beside_others_it_goes_back_if_nobody_else_has_what_is_in_its_checkpoint():
+    one = two_clusters(commit(0, step=1, batch=2))
+    one.tell("b", m.Farewell())
+    assert [(back.get("cluster", 0), back["to_version"]) for back in one.of("rollback")] == [(0, 1)]
+    assert not one.of("dissolved")
+
+
+def test_a_cluster_whose_checkpoint_another_one_has_dissolves():
+    """A new one begins with the other's newer parameters, and nothing more is lost."""
+    mean = {"kind": "average", "term": 1, "group": 1, "plan": 1, "clusters": [[0, 1], [1, 1]], "sums": {}}
+    one = two_clusters(mean | {"installed": [[0, 1], [1, 1]], "held": []}, commit(0, step=2, batch=2))
+    one.tell("b", m.Farewell())
+    assert not one.of("rollback")
+    assert [gone["cluster"] for gone in one.of("dissolved")] == [0]
+
+
+def test_a_cluster_that_has_stored_nothing_since_another_one_did_dissolves():
+    one = two_clusters(commit(0, step=1, batch=2))
+    one.tell("d", m.Farewell())
+    assert not one.of("rollback")
+    assert [gone["cluster"] for gone in one.of("dissolved")] == [1]
 
 
 def test_a_holder_that_comes_back_without_its_state_is_not_awaited():
@@ -249,7 +309,7 @@ def test_a_holder_that_comes_back_without_its_state_is_not_awaited():
     assert one.of("gone")
     one.hello("b")
     one.passes(1.0, "a", "b")
-    assert one.of("dissolved")
+    assert one.of("rollback")
 
 
 def test_a_volunteer_that_waits_is_offered_the_place_that_nobody_has_if_its_state_is_stored():

@@ -87,9 +87,9 @@ def test_clusters_are_computed_in_the_order_of_the_log() -> None:
     ]
     assert script.steps == len(BATCHES) + len(MEANS)
     begun = [task["base"] for task in script.tasks if task["do"] == "begin"]
-    assert begun == [None, None, (1, 2)]
+    assert begun == [None, None, (1, 0, 2)]
     (mean,) = (task for task in script.tasks if task["do"] == "average")
-    assert mean["orders"] == [[(1, 1), (0, 1)]], "as it was signed, of the versions that were copied"
+    assert mean["orders"] == [[(1, 0, 1), (0, 0, 1)]], "as it was signed, of the versions that were copied"
     assert [task["of"] for task in script.tasks if task["do"] == "install"] == [2, 2]
 
 
@@ -149,5 +149,44 @@ def test_a_mean_is_installed_between_overlapping_steps() -> None:
     made = [task for task in script.tasks if task["do"] in ("train", "install") and task["cluster"] == 0]
     assert [task["oldest"] for task in made] == [0, 1, 1, 4], "version 1 is needed to the end"
     means = Means(log)
-    stale = [means.updates_behind(0, one["step"], one["behind"]) for one in log if "behind" in one]
+    stale = [means.updates_behind(0, 0, one["step"], one["behind"]) for one in log if "behind" in one]
     assert stale == [0, 0, 1, 1]
+
+
+def test_a_cluster_goes_back_to_its_checkpoint_and_makes_other_versions() -> None:
+    """Cluster 1 averages its first version 3, and goes on from version 2; nobody copies its second 3."""
+    back = {"kind": "rollback", "cluster": 1, "view": 1, "to_version": 2, "term": 1}
+    log = [
+        founded(0),
+        founded(1),
+        commit(0, 0, 0),
+        commit(1, 0, 1),
+        commit(1, 1, 2),
+        CHECKPOINT,
+        commit(1, 2, 3),
+        average("average", 1, {0: 1, 1: 3}, {0: 1}),
+        back,
+        {**commit(1, 2, 4), "view": 1},
+        {**commit(1, 3, 5), "view": 1},
+    ]
+    evidence = Evidence()
+    for cluster, step, view in ((0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 2, 1), (1, 3, 1)):
+        event = line(cluster=cluster, step=step, view=view, runs=[[2, 1], [1]])
+        evidence.applied[event.key].append(event)
+    mean = line(cluster=0, step=1, cover=[["b", [1]], ["a", [0]]], group=1)
+    evidence.applied[mean.key].append(mean)
+    script = GroupedScript.of(log, evidence, 1)
+    assert told(script)[6:] == [
+        ("keep", 1, 2),
+        ("train", 1, 2),
+        ("copy", 1, 3),
+        ("average", 1),
+        ("install", 0, 1),
+        ("begin", 1),
+        ("train", 1, 2),
+        ("train", 1, 3),
+    ]
+    assert [task["base"] for task in script.tasks if task["do"] == "begin"] == [None, None, (1, 0, 2)]
+    assert [task["orders"] for task in script.tasks if task["do"] == "average"] == [[[(1, 0, 3), (0, 0, 1)]]]
+    oldest = [task["oldest"] for task in script.tasks if task["do"] == "train" and task["cluster"] == 1]
+    assert oldest == [1, 2, 3, 3, 4], "it needs nothing older than its checkpoint in its second life"

@@ -77,7 +77,9 @@ def updates_behind(log: Sequence[Mapping[str, Any]]) -> list[int]:
     """By how many updates the parameters of each committed step were behind, in the log's order."""
     means = Means(log)
     return [
-        means.updates_behind(record.get("cluster", 0), record["step"], record.get("behind", 0))
+        means.updates_behind(
+            record.get("cluster", 0), record["view"], record["step"], record.get("behind", 0)
+        )
         for record in log
         if record["kind"] == "commit"
     ]

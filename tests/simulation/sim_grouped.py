@@ -25,6 +25,7 @@ from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.grouped.recut import WHY
 from hetpeer.bootstrap.log.credit import Contributors, Credit
+from hetpeer.bootstrap.log.history import view_in
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state.core_config import GATHER_S
@@ -64,13 +65,14 @@ def simulate(
     delayed: bool | None = None,
     spare_s: float | None = None,
     kills: int = 0,
+    kill_s: float = KILL_S,
     sparse: bool = False,
 ) -> HistoryOutcome:
     """One history with the symbolic model; a violation is in the outcome.
 
     By default `interval` is the one of INTERVALS whose turn it is, every other four seeds are `delayed`,
-    and `spare_s` is one of SPARE_S. `kills` come one after the other besides the faults. `sparse`: averagings
-    are of movements, of all clusters.
+    and `spare_s` is one of SPARE_S. `kills` come one after the other, `kill_s` apart, besides the faults.
+    `sparse`: averagings are of movements, of all clusters.
     """
     interval = interval or INTERVALS[seed // 2 % 2]
     delayed = not sparse and (bool(seed // 4 % 2) if delayed is None else delayed)
@@ -82,7 +84,7 @@ def simulate(
     how = {"interval": interval, "delayed": delayed, "spare_s": spare_s}
     swarm = GroupedSwarm(seed, shaped, CheckedSymbols(BLOCKS), Coverage(), **how)
     Faults(swarm, faults, (*MOMENTS, *OF_CLUSTERS))
-    Kills(swarm, kills, KILL_S)
+    Kills(swarm, kills, kill_s)
     if shaped.arranged_s:
         Arrangements(swarm, seed, shaped.arranged_s)
     violation: str | None = None
@@ -124,16 +126,21 @@ class GroupedChecks(Checks):
         self._promised: dict[int, frozenset[tuple[int, int]]] = {}
         """Cluster → what is in the mean that it has not yet installed."""
         self._trained: Counter[int] = Counter()
-        self._averages: dict[tuple[int, int], frozenset[int]] = {}
-        """(cluster, step) → the clusters that averaged in it."""
+        self._averages: dict[tuple[int, int, int], frozenset[int]] = {}
+        """(cluster, view, step) → the clusters that averaged in it."""
+        self._own: dict[int, int] = {}
+        """Cluster → version of the last checkpoint, if that is in its history."""
+        self._lives: dict[tuple[int, int], int] = {}
+        """Cluster and view → how often it had gone back to a checkpoint."""
         self._anchors: dict[int, list[tuple[int, int]]] = {}
         """Cluster → (version, number of means in it), rising."""
         self._stored_anchor = 0
         self._behind: frozenset[int] = frozenset()
         """Living clusters that the last sparse averaging was without: they must not do anything any more."""
-        self._batches: dict[tuple[int, int], int] = {}
-        self._after: dict[tuple[int, int, int], str] = {}
-        """(cluster, version, block) → digest of the state."""
+        self._batches: dict[tuple[int, int, int], int] = {}
+        """(cluster, view, step) → the batch."""
+        self._after: dict[tuple[int, int, int, int], str] = {}
+        """(cluster, how often it had gone back, version, block) → digest of the state."""
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         kind, cluster = record["kind"], record.get("cluster", 0)
@@ -150,12 +157,13 @@ class GroupedChecks(Checks):
                 require(cluster not in self._inside, f"cluster {cluster} is founded twice")
                 require(self._fits(stored), f"cluster {cluster} begins with what others have trained again")
                 self._base[cluster], self._inside[cluster] = version, [stored]
+                self._own[cluster], self._lives[cluster, 0] = version, 0
                 self._anchors[cluster] = [(version, self._stored_anchor)]
             case "commit":
                 batch, step = record["batch"], record["step"]
                 self._grows(cluster, step)
-                versions = range(step - record.get("behind", 0), step)
-                means = sum((cluster, number) in self._averages for number in versions)
+                view, versions = record["view"], range(step - record.get("behind", 0), step)
+                means = sum((cluster, view, number) in self._averages for number in versions)
                 require(means <= 1, f"step {step} began {means} means ago")
                 self.is_fresh_enough(step - self._base[cluster], batch, record, means)
                 ids = self.counts(batch)
@@ -164,8 +172,8 @@ class GroupedChecks(Checks):
                 known = {b for known in self._known() for b, _ in known}
                 require(batch not in known, f"batch {batch} is trained though it is somewhere")
                 self._trained[batch] += 1
-                self._batches[cluster, step] = batch
-                self.gives((cluster, step), record)
+                self._batches[cluster, view, step] = batch
+                self.gives((cluster, view, step), record)
                 self._inside[cluster].append(self._inside[cluster][-1] | {(batch, self._trained[batch])})
             case "average" | "installed":
                 copies = dict(record["clusters"])
@@ -177,11 +185,12 @@ class GroupedChecks(Checks):
                 for number, step in record["installed"]:
                     self._grows(number, step)
                     self._anchors[number].append((step + 1, self._anchors[number][-1][1] + 1))
-                    self._averages[number, step] = frozenset(copies)
+                    self._averages[number, view_in(record, number), step] = frozenset(copies)
                     self._inside[number].append(self._inside[number][-1] | self._promised.pop(number))
             case "checkpoint":
                 at = record["version"] - self._base[cluster]
-                self._stored = (record["version"], self._inside[cluster][at])
+                self._stored, self._own = (record["version"], self._inside[cluster][at]), {}
+                self._own[cluster] = record["version"]
                 self._stored_anchor = max(n for v, n in self._anchors[cluster] if v <= record["version"])
             case "dissolved":
                 before = frozenset().union(*self._known())
@@ -190,12 +199,29 @@ class GroupedChecks(Checks):
                 kept = record["why"] != WHY or before == frozenset().union(*self._known())
                 require(kept, f"something is lost with cluster {cluster}, which is divided anew")
             case "rollback":
-                version = self._base[cluster] + len(self._inside[cluster]) - 1
-                require(record["to_version"] == version, f"cluster {cluster} goes back from {version}")
+                self._goes_back(cluster, record["view"], record["to_version"])
             case _:
                 pass
         everything = frozenset().union(*self._known()) if self._inside else self._stored[1]
         self.credit_adds_up(record, (batch for batch, _ in everything))
+
+    def _goes_back(self, cluster: int, view: int, version: int) -> None:
+        """It goes on from its version, or from the last checkpoint if that is its own; promises are void."""
+        life, inside = max(life for (one, _), life in self._lives.items() if one == cluster), self._inside
+        latest = self._base[cluster] + len(inside[cluster]) - 1
+        self._promised.pop(cluster, None)
+        if version != latest:
+            where = f"from {latest} to {version}, and its checkpoint is {self._own.get(cluster)}"
+            require(self._own.get(cluster) == version, f"cluster {cluster} goes back {where}")
+            life += 1
+            del inside[cluster][version - self._base[cluster] + 1 :]
+            self._anchors[cluster] = [(v, n) for v, n in self._anchors[cluster] if v <= version]
+            for block in range(self._numerics.blocks):
+                if (cluster, life - 1, version, block) in self._after:
+                    self._after[cluster, life, version, block] = self._after[
+                        cluster, life - 1, version, block
+                    ]
+        self._lives[cluster, view] = life
 
     def _is_of_all(self, copies: Mapping[int, int], record: Mapping[str, Any]) -> None:
         """A sparse averaging is of clusters with one anchor, all install it, and no other one goes on."""
@@ -219,23 +245,25 @@ class GroupedChecks(Checks):
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         step, number = record.step, record.step.number
-        cluster = step.line.cluster
+        cluster, view = step.line.cluster, step.line.view
         if not step.group:
-            self.credited((cluster, number), record.covers)
-        members = self._averages.get((cluster, number))
+            self.credited((cluster, view, number), record.covers)
+        members = self._averages.get((cluster, view, number))
         if step.group:
             require(members is not None, f"{volunteer} averaged in step {number} uncommitted")
         else:
-            require(self._batches.get((cluster, number)) == step.batch, f"{volunteer} applied step {number}")
+            decided = self._batches.get((cluster, view, number))
+            require(decided == step.batch, f"{volunteer} applied step {number}")
         for cover in record.covers:
             where = f"cluster {cluster} step {number} block {cover.block}"
             ids = Counter(i for _, held in cover.slots for i in held)
             expected = members if members is not None else self.counts(step.batch)
             require(ids == Counter(expected), f"{where}: counted {dict(ids)}")
-            known = self._after.setdefault((cluster, number, cover.block), before[cover.block])
+            key = cluster, self._lives[cluster, view]
+            known = self._after.setdefault((*key, number, cover.block), before[cover.block])
             require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
             after = record.states[cover.block]
-            known = self._after.setdefault((cluster, number + 1, cover.block), after)
+            known = self._after.setdefault((*key, number + 1, cover.block), after)
             require(known == after, f"{where}: holders differ at {volunteer}")
 
     def ended(self, states: Mapping[int, Any]) -> None:

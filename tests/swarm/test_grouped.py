@@ -228,7 +228,7 @@ async def test_one_machine_gets_the_bits_of_clusters_that_never_stop(swarm: Swar
     means, steps = Means(swarm.records()), swarm.records("commit")
     behind = [one.get("behind", 0) for one in steps]
     updates = [
-        means.updates_behind(one.get("cluster", 0), one["step"], versions)
+        means.updates_behind(one.get("cluster", 0), one["view"], one["step"], versions)
         for one, versions in zip(steps, behind, strict=True)
     ]
     assert max(updates) == 1
@@ -330,6 +330,30 @@ async def test_a_spare_takes_the_leftovers_of_a_cluster_that_has_lost_a_holder(s
     assert not swarm.records("dissolved")
     assert audit(swarm.run.path).leftovers > 0
     all_batches_once(swarm)
+
+
+async def test_the_only_cluster_goes_back_to_its_checkpoint_when_a_holder_dies(swarm: Swarm) -> None:
+    """In the seventh step of two volunteers for two stages. It comes back without its state."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 16, "checkpoint_every": 4})
+    swarm.run = resign(swarm.run, averaging=PAIRS, training=training)
+    await swarm.bootstrap("--keep-places", together=2, before="patient")
+    dying = swarm.volunteer("dying", fail=f"send_gradient:{6 * training.microbatches + 3}")
+    await dying.blocks()
+    other = swarm.volunteer("other")
+    await dying.ended(120.0)
+    again = swarm.volunteer("dying")
+    await swarm.finished(swarm.children[0], other, again)
+    all_batches_once(swarm)
+    assert not swarm.records("dissolved")
+    records = swarm.records()
+    (back,) = [record for record in records if record["kind"] == "rollback"]
+    before = records[: records.index(back)]
+    stored = [record["version"] for record in before if record["kind"] == "checkpoint"]
+    trained = [record["step"] for record in before if record["kind"] == "commit"]
+    assert back["to_version"] == stored[-1] <= trained[-1]
+    replayed = replay(swarm.run.path)
+    assert replayed.ok, replayed.problems
+    assert replayed.equal == replayed.steps >= training.steps, "with those that were trained twice"
 
 
 @pytest.mark.proof

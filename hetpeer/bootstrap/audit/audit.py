@@ -131,7 +131,7 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     verdict = AuditVerdict(
         run=run.run_id,
         steps_planned=run.manifest.training.steps,
-        rollbacks=history.rollbacks,
+        rollbacks=sum(record["kind"] == "rollback" for record in records),
         volunteers=said.volunteers,
         events=said.updates,
         unit=run.manifest.data.unit,
@@ -182,7 +182,7 @@ def _check_steps(
         nothing = "not everything has been told yet of any committed step"
         verdict.complain(nothing if verdict.awaited else "no step was committed")
     for one in trained:
-        stale = means.updates_behind(one.cluster, one.step, one.behind)
+        stale = means.updates_behind(one.cluster, one.view, one.step, one.behind)
         verdict.staleness[stale] = verdict.staleness.get(stale, 0) + 1
         batch = one.step if manifest.averaging is None else one.batch  # an exact one's batch is its step
         if one.behind < 0 or stale > manifest.training.most_behind(one.step, batch):

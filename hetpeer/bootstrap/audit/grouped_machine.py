@@ -28,6 +28,9 @@ from hetpeer.stages.ipc.vector_commands import Install
 from hetpeer.stages.worker.movement_sums import summed_movements
 from hetpeer.stages.worker.vector_sums import added_up
 
+Version = tuple[int, ...]
+"""Version of a cluster, by its name in grouped_script.py."""
+
 
 class GroupedMachine:
     """All clusters of `run`, which have the tasks `tasks`."""
@@ -36,10 +39,10 @@ class GroupedMachine:
         self._run = run
         self._specs = [run.block_spec(block) for block in run.manifest.blocks]
         self._clusters: dict[int, OneMachine] = {}
-        self._kept: dict[tuple[int, int], OneMachine] = {}
-        """(cluster, version) → a copy of it: a checkpoint from which others begin."""
-        self._copies: dict[tuple[int, int], list[Tensor]] = {}
-        """(cluster, version) → what it sends, by block, until the last mean of which that is a part: its
+        self._kept: dict[Version, OneMachine] = {}
+        """A copy of a checkpoint from which clusters begin, or to which they go back."""
+        self._copies: dict[Version, list[Tensor]] = {}
+        """Version of a cluster → what it sends, by block, until the last mean of which that is a part: its
         parameters, or its movement.
 
         A cluster may reach the version of its next copy before a mean of the last one is decided that it
@@ -71,9 +74,9 @@ class GroupedMachine:
                 work = {"behind": 0, "batch": 0}
                 return self._clusters[task["cluster"]].evaluate(task["version"], work, task["skipped"])
             case "copy":
-                self._copy(task["cluster"], task["version"])
+                self._copy(task["cluster"], _version(task))
             case "keep":
-                self._kept[task["cluster"], task["version"]] = self._like(self._clusters[task["cluster"]])
+                self._kept[_version(task)] = self._like(self._clusters[task["cluster"]])
             case "average":
                 self._average(task["group"], task["orders"])
             case "install":
@@ -87,36 +90,36 @@ class GroupedMachine:
             first = stored_states(self._run, self._specs, initial_record(self._run.manifest))
             self._clusters[cluster] = OneMachine(self._run, self._specs, first)
             return
-        number, version = base
-        self._clusters[cluster] = self._like(self._kept[number, version])
-        self._begin[number, version] -= 1
-        if not self._begin[number, version]:
-            del self._kept[number, version]
+        kept = tuple(base)
+        self._clusters[cluster] = self._like(self._kept[kept])
+        self._begin[kept] -= 1
+        if not self._begin[kept]:
+            del self._kept[kept]
 
     def _like(self, other: OneMachine) -> OneMachine:
         return OneMachine(self._run, self._specs, other.blocks)
 
-    def _copy(self, cluster: int, version: int) -> None:
+    def _copy(self, cluster: int, version: Version) -> None:
         """Copy what `cluster` sends, to be added up, and its parameters, to be compared with the mean."""
         blocks, sparse = self._clusters[cluster].blocks, self._run.manifest.links.sparse
         for held in blocks:
             held.keep_copy()
-        if self._add[cluster, version]:
-            self._copies[cluster, version] = [
+        if self._add[version]:
+            self._copies[version] = [
                 held.movement().whole() if sparse else held.copy.whole() for held in blocks
             ]
 
-    def _average(self, group: int, orders: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def _average(self, group: int, orders: Sequence[Sequence[Sequence[int]]]) -> None:
         """Add up copies, block by block, in the order that was signed."""
         self._means[group] = []
         for block, order in enumerate(orders):
-            parts = [self._copies[cluster, version][block] for cluster, version in order]
+            parts = [self._copies[tuple(copy)][block] for copy in order]
             add = summed_movements if self._run.manifest.links.sparse else added_up
             self._means[group].append(add(parts))
-        for cluster, version in {tuple(copy) for order in orders for copy in order}:
-            self._add[cluster, version] -= 1
-            if not self._add[cluster, version]:
-                del self._copies[cluster, version]
+        for copy in {tuple(copy) for order in orders for copy in order}:
+            self._add[copy] -= 1
+            if not self._add[copy]:
+                del self._copies[copy]
 
     def _installs(self, task: Mapping[str, Any]) -> dict[str, Any]:
         group, blocks = task["group"], self._clusters[task["cluster"]].blocks
@@ -138,6 +141,11 @@ class GroupedMachine:
             "gradients": [digest_of_sum(total) for total in totals],
             "states": [held.digest() for held in blocks],
         }
+
+
+def _version(task: Mapping[str, Any]) -> Version:
+    """The version of which a task makes a copy."""
+    return task["cluster"], task["life"], task["version"]
 
 
 def results(run: RunDirectory, tasks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,8 @@ Breach = tuple[str, str]
 def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
     """F6 and I5: only a roll-back goes back, and only to a checkpoint."""
     stored = term = 0
+    savers = {0}
+    """Clusters that have the last checkpoint in their history."""
     versions: Counter[int] = Counter()
     """Cluster → version."""
     views: Counter[int] = Counter()
@@ -35,7 +37,8 @@ def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
                     yield f"term {record['term']} began after term {term}", "F6"
                 term = record["term"]
             case "rollback":
-                if record["to_version"] not in (stored, versions[cluster]):
+                own = {stored, versions[cluster]} if cluster in savers else {versions[cluster]}
+                if record["to_version"] not in own:
                     went = f"the run went back to version {record['to_version']}"
                     yield f"{went}, and the last complete checkpoint was {stored}", "I5"
                 if record["view"] <= views[cluster]:
@@ -46,6 +49,7 @@ def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
                     began = f"cluster {cluster} began at version {record['version']}"
                     yield f"{began}, and the last complete checkpoint was {stored}", "I5"
                 versions[cluster] = record["version"]
+                savers.add(cluster)
             case "commit":
                 yield from _in_turn(cluster, record["step"], versions)
                 if (record["term"], record["view"]) != (term, view := views[cluster]):
@@ -57,7 +61,7 @@ def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
                 for member, step in record["installed"]:
                     yield from _in_turn(member, step, versions)
             case "checkpoint":
-                stored = record["version"]
+                stored, savers = record["version"], {cluster}
 
 
 def _in_turn(cluster: int, step: int, versions: Counter[int]) -> Iterator[Breach]:

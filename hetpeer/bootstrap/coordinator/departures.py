@@ -30,7 +30,7 @@ class RunPolicy(Protocol):
 
     @property
     def whole_run(self) -> bool:
-        """Whether roll-backs, moves of volunteers and completion are allowed; else the cluster dissolves."""
+        """Whether this is the whole run, which it completes, and whose planner divides its blocks anew."""
 
     @property
     def may_begin(self) -> bool:
@@ -43,6 +43,9 @@ class RunPolicy(Protocol):
     @property
     def kept_version(self) -> int:
         """The version up to which no update is lost with a block whose last holder is gone for good."""
+
+    def goes_back_to(self) -> int | None:
+        """Version to go on with where the newest one cannot be had any more; None: fall apart."""
 
     def gap_is_final(self, now: float) -> str | None:
         """A block has no holder: why nobody is waited for any longer, or None."""
@@ -73,6 +76,10 @@ class WholeRun:
 
     @property
     def kept_version(self) -> int:
+        """That of the last checkpoint."""
+        return self._context.history.checkpoint_version
+
+    def goes_back_to(self) -> int:
         """That of the last checkpoint."""
         return self._context.history.checkpoint_version
 
@@ -196,7 +203,7 @@ class Departures:
         machine, stored, members = self._machine, self._context.history.stored, self._context.members
         kept = backups.kept(members, self._context.history.version)
         if vacated := machine.policy.vacated(volunteers):
-            return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
+            return machine.dissolve(f"no holder is left of block {vacated[0]}")
         alone = set(members.held_only_by(volunteers))
         lost = [] if stored else sorted(alone - kept)
         if alone.difference(lost):

@@ -143,7 +143,8 @@ class Machine:
             return self.at_barrier(now)
         if why := self.policy.gap_is_final(now):
             return self.roll_back(why, now)
-        return self.barrier.fill_gap(now) if self.policy.whole_run else self.at_barrier(now)
+        moved = self.barrier.fill_gap(now)
+        return moved if self.policy.whole_run else [*moved, *self.at_barrier(now)]
 
     def step_in(self, now: float) -> list[Effect]:
         """Let backups work that a block needs: into the step that runs, or at the barrier."""
@@ -171,7 +172,7 @@ class Machine:
         """A tick while steps run: fence mute volunteers, hand work out again, give up a stuck step."""
         effects = self._timeouts(now)
         if self.steps and (why := self.policy.is_stuck(self.steps.first.stalls, now)):
-            effects += self.roll_back(why, now)
+            effects += self.dissolve(why)
         return effects
 
     def _timeouts(self, now: float) -> list[Effect]:
@@ -356,10 +357,9 @@ class Machine:
         return [*record, *(Send(peer, told) for peer in context.members.volunteers), Halt(why, completed)]
 
     def roll_back(self, why: str, now: float) -> list[Effect]:
-        """Go back to the last complete checkpoint; a cluster falls apart instead."""
-        if not self.policy.whole_run:
-            return self._dissolve(why)
-        return self.go_back(self._context.history.checkpoint_version, why, now)
+        """Go back to the last complete checkpoint; a cluster that has none falls apart."""
+        version = self.policy.goes_back_to()
+        return self.dissolve(why) if version is None else self.go_back(version, why, now)
 
     def without_holder(self, why: str, now: float) -> list[Effect]:
         """Give up the steps that run: a block has no holder. Those who may bring it back are awaited."""
@@ -394,8 +394,8 @@ class Machine:
         tell = [Send(peer, told) for peer in context.members.volunteers]
         return [*stopped, record, *tell, *self.at_barrier(now)]
 
-    def _dissolve(self, why: str) -> list[Effect]:
-        """A cluster falls apart where a whole run goes back."""
+    def dissolve(self, why: str) -> list[Effect]:
+        """Let a cluster fall apart."""
         if self.policy.dissolved is None:
             self.policy.dissolve(why, self.steps.clear())
             self._context.state = CoordinatorState.WAITING

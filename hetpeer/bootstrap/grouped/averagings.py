@@ -68,11 +68,21 @@ class Averagings:
                 self._since[record["cluster"]] = record["version"]
             case "checkpoint":
                 self._unstored = record["version"] <= self._last.get(record.get("cluster", 0), -1)
+            case "rollback":
+                self._go_back(record.get("cluster", 0), record["to_version"])
             case "dissolved":
                 self._last.pop(record["cluster"], None)
                 self._forget(record["cluster"])
             case _:
                 pass
+
+    def _go_back(self, cluster: int, version: int) -> None:
+        """Note that `cluster` goes on with `version` in a new view, without a mean that it was to install."""
+        self._forget(cluster)
+        self._since[cluster] = min(self._since.get(cluster, 0), version)
+        if self._last.get(cluster, -1) >= version:
+            self._last[cluster] = version - 1
+            self._unstored = False  # where anchors matter, no other cluster has that mean (`may_go_back`)
 
     def _forget(self, cluster: int) -> None:
         """Drop the mean that `cluster` has installed, or will not."""
@@ -117,6 +127,11 @@ class Averagings:
         They wait for it; so none is founded while some wait already.
         """
         return not self.sparse or not (self._rounds or self._unstored or self.called)
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether a cluster that goes back to the last checkpoint has the anchor of all others there."""
+        return not self.sparse or not self._unstored
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,15 +1,15 @@
-"""One cluster of a grouped run: it has a coordinator, and falls apart where a whole run would roll back.
+"""One cluster of a grouped run: it has a coordinator, and falls apart where it has nothing to go back to.
 
 Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may divide all that
 wait anew (formation.py). Then the run *founds* it from a checkpoint; it fetches that and trains. From then on
-its places have any number of holders. It dissolves when a block has lost its last holder for longer than the
-grace time (docs/grouped.md, "Grouped runs").
+its places have any number of holders. When a block has lost its last holder for longer than the grace time,
+it goes back to the last checkpoint, if that is its own, or dissolves (docs/grouped.md, "Going back").
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
@@ -24,13 +24,22 @@ STALLS = 6
 """Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""
 
 
+class Share(Protocol):
+    """What a cluster asks about the others."""
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether the others can do with it at its own checkpoint, and that keeps more than dissolving."""
+
+
 class Cluster:
     """Cluster `context.line.cluster`: its coordinator and what differs from a whole run (`RunPolicy`)."""
 
     whole_run = False
 
-    def __init__(self, context: CoordinatorContext, now: float, *, founded: bool) -> None:
+    def __init__(self, context: CoordinatorContext, share: Share, now: float, *, founded: bool) -> None:
         self.context = context
+        self._share = share
         self.members, self.history = context.members, context.history
         self.founded = founded
         self.dissolved: str | None = None
@@ -40,7 +49,7 @@ class Cluster:
         self._fetches = False
         """Whether the cluster was founded in this term and has not been whole since."""
         self._begun = False
-        """Whether the cluster has been whole in this term."""
+        """Whether the cluster has been whole in this term, or has gone back: nobody else brings its state."""
         self._unable: set[str] = set()
         """Volunteers that could not do their work: the cluster does not wait for what they alone hold."""
         self.late = False
@@ -208,14 +217,19 @@ class Cluster:
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
         self._machine.steps.timeouts.committed()
         self.members.outdate(roster)
-        if missing := self.members.uncovered():
-            why = f"nobody is left that has the mean of block {missing[0]}"
-            return [*told, *self._machine.roll_back(why, now)]
         return [*told, *self._machine.departures.left_behind(late, now), *self._machine.installed(now)]
 
-    def fall_apart(self, why: str, now: float) -> list[Effect]:
+    def can_install(self, members: Mapping[str, Range]) -> bool:
+        """Whether `members`, which have the mean, hold all blocks."""
+        return not self.members.uncovered(members)
+
+    def goes_without_mean(self, now: float) -> list[Effect]:
+        """Go on in a new view from the version that is held: of some block nobody is left with the mean."""
+        return self._machine.without_holder("nobody is left that has the mean of all blocks", now)
+
+    def fall_apart(self, why: str) -> list[Effect]:
         """Dissolve for the reason `why`."""
-        return self._machine.roll_back(why, now)
+        return self._machine.dissolve(why)
 
     def fence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """Fence `peers` for the reason `why`."""
@@ -230,8 +244,21 @@ class Cluster:
 
     @property
     def kept_version(self) -> int:
-        """The version after its last averaging: what it had then, others have as well."""
-        return max(self.history.averages, default=-1) + 1
+        """That of its own checkpoint or after its last averaging: what it had then, others have as well."""
+        return max(max(self.history.averages, default=-1) + 1, self.history.sealed or 0)
+
+    def goes_back_to(self) -> int | None:
+        """Version of the last checkpoint, if it is this cluster's and older than what is lost; else None, as
+        if nobody is left.
+
+        From then on its places are open to newcomers: the state comes from the store.
+        """
+        stored = self.history.sealed
+        nowhere = stored is None or self.history.stored or not self.members.volunteers
+        if self._fetches or nowhere or not self._share.may_go_back:
+            return None
+        self._begun = True
+        return stored
 
     def gap_is_final(self, now: float) -> str | None:
         """Reason to wait for nobody any longer, or None. Volunteers that were to fetch a state rest then."""

@@ -165,6 +165,16 @@ class ClusterAgendas:
         workers = last if self._config.corrected else 1
         return NextStep(batch, evaluates=due, workers=workers, after_mean=after_mean)
 
+    def may_go_back(self, number: int) -> bool:
+        """Whether `number` goes back to its own checkpoint rather than fall apart.
+
+        Not if others have all that is in the checkpoint: a new cluster begins with their newer parameters,
+        and nothing more is lost by it.
+        """
+        if all(c.number == number or c.dissolved is not None for c in self._clusters.living):
+            return True
+        return self._averagings.may_go_back and not self._batches.are_saved_elsewhere(number)
+
     def saves(self, number: int) -> bool:
         """Whether `number` is to store its parameters now; nobody does while others fetch a checkpoint."""
         saver = self._clusters.saver
@@ -236,6 +246,10 @@ class _Share:
 
     def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
         return self._agendas.saves(self._number)
+
+    @property
+    def may_go_back(self) -> bool:
+        return self._agendas.may_go_back(self._number)
 
     def logged(self, record: Mapping[str, Any]) -> None:
         self._clusters.logged(self._number, record)

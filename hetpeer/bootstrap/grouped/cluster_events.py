@@ -231,30 +231,39 @@ class ClusterEvents:
         numbers = [number for number, _ in record["clusters"]]
         if not all(self._agendas.order.overlaps(self._clusters[number]) for number in numbers):
             self._queue.averaged(record["seconds"])  # of those that never stop, nobody waits less for it
-        return [*self._log_average(record, "average", numbers, now), *self._leave_behind(numbers, now)]
+        return [*self._log_average(record, "average", numbers, now), *self._leave_behind(numbers)]
 
-    def _leave_behind(self, members: Sequence[int], now: float) -> list[Effect]:
+    def _leave_behind(self, members: Sequence[int]) -> list[Effect]:
         """Dissolve clusters that a sparse averaging of `members` was without: they have another anchor."""
         effects: list[Effect] = []
         for cluster in self._clusters.living if self._averagings.sparse else ():
             if cluster.number not in members and cluster.dissolved is None:
-                effects += self.by(cluster, cluster.fall_apart("the others averaged without it", now))
+                effects += self.by(cluster, cluster.fall_apart("the others averaged without it"))
         return effects
 
     def _install(self, now: float) -> list[Effect]:
-        """Install a decided mean in a cluster that stands between two steps, or has come to its place."""
+        """Install a decided mean in a cluster that stands between two steps, or has come to its place.
+
+        It is void if the cluster has lost all that have it of some block.
+        """
         for number, record in self._averagings.promised.items():
-            if self._clusters[number].takes_mean:
-                return self._log_average(record, "installed", (number,), now)
+            cluster = self._clusters[number]
+            if not cluster.takes_mean or cluster.dissolved is not None:
+                continue
+            if not cluster.can_install(self._averagings.members(number)):
+                return self.by(cluster, cluster.goes_without_mean(now)) or self._remove_dissolved(now)
+            return self._log_average(record, "installed", (number,), now)
         return []
 
     def _log_average(
         self, record: Mapping[str, Any], kind: str, clusters: Iterable[int], now: float
     ) -> list[Effect]:
         """Log an averaging and install it in those of `clusters` that can take a mean now."""
-        ready = [self._clusters[number] for number in clusters if self._clusters[number].takes_mean]
+        members = {number: self._averagings.members(number) for number in clusters}
+        taking = [self._clusters[number] for number in members if self._clusters[number].takes_mean]
+        ready = [cluster for cluster in taking if cluster.can_install(members[cluster.number])]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
-        members = {cluster.number: self._averagings.members(cluster.number) for cluster in ready}
+        members = {cluster.number: members[cluster.number] for cluster in ready}
         held = held_in_averaging(members)
         for cluster in ready:
             cluster.moves_on()

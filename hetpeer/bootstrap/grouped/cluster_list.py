@@ -7,7 +7,7 @@ new ones, and those whose cluster has fallen apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
@@ -16,7 +16,7 @@ from hetpeer.bootstrap.conduct.outliers import NormOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.coordinator.handshake import Handshake
 from hetpeer.bootstrap.grouped.averagings import Averagings
-from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.cluster import Cluster, Share
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
@@ -27,6 +27,10 @@ from hetpeer.bootstrap.state.planned_seats import PlannedSeats
 from hetpeer.bootstrap.state.timeouts import Leases
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.state.work_shares import IssueLimits
+
+
+class ClusterShare(Agenda, Share, Protocol):
+    """A cluster's share of the run: its work, and what it asks about the others."""
 
 
 class _Nothing:
@@ -163,7 +167,8 @@ class Clusters:
         for other in self:
             if other.number != number:
                 other.history.add(record)
-        if record["kind"] == "checkpoint":
+        saves = self.saver is not None and self.saver.number == number
+        if record["kind"] == "checkpoint" or (record["kind"] == "rollback" and saves):
             self.saver = None
 
     def _fold(self, record: Mapping[str, Any]) -> None:
@@ -184,8 +189,8 @@ class Clusters:
 
     # ── the clusters ────────────────────────────────────────────────────────────────────────────────────────
 
-    def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
-        """Open cluster `number` as the log knows it, with this agenda."""
+    def open(self, number: int, share: ClusterShare, now: float, *, founded: bool) -> Cluster:
+        """Open cluster `number` as the log knows it, with this share of the run."""
         config, history = self._config, self._mentioned.pop(number, None) or self._new.of_another(number)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
         members = Membership([cut], config.costs, history.departures, only=number, shared=founded)
@@ -194,7 +199,7 @@ class Clusters:
         context = CoordinatorContext(
             config,
             history,
-            agenda,
+            share,
             line,
             members,
             self._issue_limits,
@@ -203,7 +208,7 @@ class Clusters:
             DisputedPairs(self._conduct),
             norm_outliers=self._norm_outliers,
         )
-        self._clusters[number] = cluster = Cluster(context, now, founded=founded)
+        self._clusters[number] = cluster = Cluster(context, share, now, founded=founded)
         return cluster
 
     def usual(self, number: int) -> Sequence[Range]:

@@ -3,7 +3,7 @@
 Pure: a fold of the log, and the batches handed out since. A batch is *in* a cluster if the cluster trained
 it, or averaged with a cluster that it is in. It counts from the log's decision of the averaging on, before
 the mean is installed. When a cluster falls apart, batches that are in no other cluster are trained again
-(docs/grouped.md, "Exactly once").
+(docs/grouped.md, "Exactly once"). So are those that a cluster loses when it goes back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ class BatchLineage:
             case "founded":
                 self._in[cluster] = {}
                 self._put(cluster, self._stored, record["version"])
-            case "rollback":  # to the version that the cluster has: it takes other batches in a new view
-                for handed in self._handed.pop(cluster, ()):
-                    heapq.heappush(self._again, handed)
+            case "rollback":
+                self._go_back(cluster, record["to_version"])
             case "dissolved":
                 self._promised.pop(cluster, None)
                 for handed in self._handed.pop(cluster, ()):
@@ -110,6 +109,22 @@ class BatchLineage:
             for batch, commit in self._promised.pop(cluster).items():
                 if batch in known and known[batch][1] == PROMISED:
                     known[batch] = (commit, step + 1)
+
+    def _go_back(self, cluster: int, version: int) -> None:
+        """Take out of `cluster` what came after `version`: its own, or that of the last checkpoint.
+
+        A decided mean that is not installed is void: nobody has it in the new view. Others may still have
+        what was taken out.
+        """
+        for handed in self._handed.pop(cluster, ()):
+            heapq.heappush(self._again, handed)
+        self._promised.pop(cluster, None)
+        known = self._in.get(cluster, {})
+        for batch in [batch for batch, (_, since) in known.items() if since > version]:
+            del known[batch]
+            self._lose(batch)
+        if self._in.keys() == {cluster}:
+            self.unsaved = len(known.keys() - self._stored.keys())
 
     def _break(self, cluster: int) -> None:
         """Drop the decided mean that `cluster` will not install."""
@@ -220,6 +235,13 @@ class BatchLineage:
         return bool(others) and all(
             any(batch in known and (promised or known[batch][1] != PROMISED) for known in others)
             for batch in held
+        )
+
+    def are_saved_elsewhere(self, cluster: int) -> bool:
+        """Whether all batches of the last checkpoint are in living clusters other than `cluster`."""
+        others = [known for other, known in self._in.items() if other != cluster]
+        return bool(others) and all(
+            any(batch in known and known[batch][1] != PROMISED for known in others) for batch in self._stored
         )
 
     def inside(self, cluster: int) -> Mapping[int, int]:

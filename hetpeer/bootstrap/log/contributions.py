@@ -153,7 +153,7 @@ class ContributionLog:
             batch=record["batch"],
             id=0,
             base=record["step"] - behind,
-            staleness=self._means.updates_behind(cluster, record["step"], behind),
+            staleness=self._means.updates_behind(cluster, view, record["step"], behind),
             state=USED,
         )
 

@@ -158,6 +158,7 @@ class History:
                     self.since_view = self.view
                 self.rollbacks += 1
                 self.commits = {s: c for s, c in self.commits.items() if s < self.version}
+                self.averages = {s: a for s, a in self.averages.items() if s < self.version}
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}
                 self.unevaluated = {s: x for s, x in self.unevaluated.items() if s <= self.version}
                 self.hits = {s: x for s, x in self.hits.items() if s <= self.version}
@@ -281,9 +282,15 @@ class Means:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._made = {
-            (one.cluster, one.step) for record in records for one in decisions_of(record) if not one.trains
+            (one.cluster, one.view, one.step)
+            for record in records
+            for one in decisions_of(record)
+            if not one.trains
         }
 
-    def updates_behind(self, cluster: int, step: int, behind: int) -> int:
-        """Staleness in updates of a gradient for step `step` that is `behind` versions old."""
-        return sum((cluster, number) not in self._made for number in range(step - behind, step))
+    def updates_behind(self, cluster: int, view: int, step: int, behind: int) -> int:
+        """Staleness in updates of a gradient for step `step` that is `behind` versions old.
+
+        A view gives up all steps before it, so the versions since the gradient's are of `view`, too.
+        """
+        return sum((cluster, view, number) not in self._made for number in range(step - behind, step))

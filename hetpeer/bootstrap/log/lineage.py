@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from hetpeer.bootstrap.log.history import Decision, Record, decisions_of
 
-State = tuple[int, int]
-"""Cluster and version of some parameters."""
+State = tuple[int, int, int]
+"""Cluster and version of some parameters, and the position in the log of what made them: a cluster that has
+gone back has another state of the same version later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +36,51 @@ class Lineage:
 def lineage(records: Sequence[Record]) -> Lineage:
     """Lineage of the clusters that live at the end of the log, or of the last checkpoint if none does."""
     parents: dict[State, list[State]] = {}
-    made_by: dict[State, int] = {}
-    """State → position in the log of the commit or averaging that made it."""
+    made: set[State] = set()
+    """States that a commit or an averaging made; founding makes the others."""
+    now: dict[tuple[int, int], State] = {}
+    """Cluster and version → its last state of that version."""
+    copies: dict[int, list[State]] = {}
+    """Group → what was averaged."""
     heads: dict[int, State] = {}
     stored: State | None = None
+
+    def at(cluster: int, version: int) -> State:
+        return now.get((cluster, version), (cluster, version, -1))
+
     for place, record in enumerate(records):
         cluster = record.get("cluster", 0)
         match record["kind"]:
             case "founded":
-                heads[cluster] = cluster, record["version"]
-                parents[heads[cluster]] = [stored] if stored else []
+                first = cluster, record["version"], place
+                heads[cluster] = now[cluster, record["version"]] = first
+                parents[first] = [stored] if stored else []
             case "commit" | "average" | "installed":
-                copies = [(other, version) for other, version in record.get("clusters", ())]
+                if record["kind"] == "average":
+                    copies[record["group"]] = [at(other, version) for other, version in record["clusters"]]
+                mean = copies.get(record["group"], []) if record["kind"] != "commit" else []
                 for member, step in record.get("installed", [(cluster, record.get("step"))]):
-                    heads[member] = member, step + 1
-                    parents[heads[member]] = [(member, step), *copies]
-                    made_by[heads[member]] = place
+                    heads[member] = state = member, step + 1, place
+                    parents[state] = [at(member, step), *mean]
+                    now[member, step + 1] = state
+                    made.add(state)
             case "checkpoint":
-                stored = cluster, record["version"]
+                stored = at(cluster, record["version"])
+            case "rollback":
+                heads[cluster] = at(cluster, record["to_version"])
             case "dissolved":
                 heads.pop(cluster, None)
             case _:
                 pass
     ancestry = _ancestry(list(heads.values()) or [one for one in (stored,) if one], parents)
-    places = {made_by[state] for state in ancestry if state in made_by}
+    places = {place for _, _, place in ancestry & made}
     return Lineage(
         records=[records[place] for place in sorted(places)],
         decisions=[
             one
             for place in sorted(places)
             for one in decisions_of(records[place])
-            if (one.cluster, one.step + 1) in ancestry
+            if (one.cluster, one.step + 1, place) in ancestry
         ],
     )
 
