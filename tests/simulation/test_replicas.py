@@ -131,9 +131,11 @@ def test_a_cluster_waits_for_its_last_holder(moment: str):
     assert lost
 
 
-def test_it_dissolves_when_the_last_holder_does_not_come_back():
+def test_a_replica_takes_the_place_of_a_last_holder_that_does_not_come_back():
+    """In the cluster's first step, whose state is stored."""
     swarm = played(0, "tell sealed", kill_the_only_one)
-    assert kinds(swarm).count("dissolved") == 1
+    assert "rollback" in kinds(swarm)
+    assert "dissolved" not in kinds(swarm)
 
 
 def test_a_spare_takes_the_place_of_a_dead_holder_whose_state_is_stored():

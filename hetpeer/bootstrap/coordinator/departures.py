@@ -44,6 +44,9 @@ class RunPolicy(Protocol):
     def kept_version(self) -> int:
         """The version up to which no update is lost with a block whose last holder is gone for good."""
 
+    def coming_for(self, missing: Sequence[int]) -> Sequence[VolunteerState]:
+        """Volunteers that come for the `missing` blocks, so that the step begins; none: it waits for them."""
+
     def goes_back_to(self) -> int | None:
         """Version to go on with where the newest one cannot be had any more; None: fall apart."""
 
@@ -78,6 +81,10 @@ class WholeRun:
     def kept_version(self) -> int:
         """That of the last checkpoint."""
         return self._context.history.checkpoint_version
+
+    def coming_for(self, missing: Sequence[int]) -> Sequence[VolunteerState]:  # noqa: ARG002
+        """None: steps begin when all blocks are held."""
+        return ()
 
     def goes_back_to(self) -> int:
         """That of the last checkpoint."""

@@ -120,8 +120,10 @@ class Machine:
         return effects + self._begin_or_wait(now)
 
     def _begin_or_wait(self, now: float) -> list[Effect]:
-        """Begin the next step if all blocks are held and there is work; otherwise wait."""
-        if self._context.members.uncovered():
+        """Begin the next step if all blocks are held, or about to be, and there is work; otherwise wait."""
+        missing = self._context.members.uncovered()
+        coming = self.policy.coming_for(missing) if missing else ()
+        if missing and not coming:
             self.barrier.wait(now)
             self._context.state = CoordinatorState.WAITING
             return []
@@ -132,7 +134,7 @@ class Machine:
         self._context.state = CoordinatorState.TRAINING
         self.barrier.leave()
         self.move_watch.began(now)
-        begun = self.steps.open(work, now)
+        begun = self.steps.open(work, now, coming)
         return [*begun, *self.admit(now), *self.overlap(now)]
 
     def _waited(self, now: float) -> list[Effect]:
@@ -182,8 +184,12 @@ class Machine:
             return self.departures.fence(mute, now)
         if step.orphaned and (why := self.policy.gap_is_final(now)):
             return self.roll_back(why, now)
-        if self.policy.whole_run and self.barrier.hopeless(step, now):
-            return self.roll_back(f"nobody comes for block {step.orphaned[0]}", now)
+        if self.barrier.hopeless(step, now):
+            why = f"nobody comes for block {step.orphaned[0]}"
+            if self.policy.whole_run:
+                return self.roll_back(why, now)
+            if self._context.history.stored:
+                return self.go_back(self._context.history.version, why, now)
         return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
 
     def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
@@ -362,10 +368,13 @@ class Machine:
         return self.dissolve(why) if version is None else self.go_back(version, why, now)
 
     def without_holder(self, why: str, now: float) -> list[Effect]:
-        """Give up the steps that run: a block has no holder. Those who may bring it back are awaited."""
+        """Give up the steps that run: a block has no holder. Those who may bring it back are awaited, or
+        others fetch the version from the store.
+        """
         members, version = self._context.members, self._context.history.version
         awaited, until = set(self.barrier.awaited), self.barrier.return_by
-        if not awaited and not kept(members, version).issuperset(members.uncovered()):
+        at_hand = self._context.history.stored or kept(members, version).issuperset(members.uncovered())
+        if not awaited and not at_hand:
             return self.roll_back(why, now)
         effects = self.go_back(version, why, now)
         if awaited:

@@ -18,6 +18,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.state.work_shares import few, link_costs, rates, shunned
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.links.adaptive_ratio import warmed_up
@@ -27,6 +28,8 @@ class CoordinatedStep:
     """The next step, with the members that are ready now.
 
     `behind`: versions to be made before it; `mean`: the one among them that installs a mean, if any.
+    `coming`: volunteers on the way to blocks that nobody holds. Routes lead through them; what others have
+    for them is left over until they enter.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class CoordinatedStep:
         now: float,
         behind: int = 0,
         mean: int | None = None,
+        coming: Sequence[VolunteerState] = (),
     ) -> None:
         config, members = context.config, context.members
         self._context = context
@@ -51,8 +55,9 @@ class CoordinatedStep:
         self.workers = work.workers
         self._work = work
         self.began_at = now
-        self.roster, ready = members.roster(), members.ready()
-        speeds = rates(ready, members.costs)
+        self._coming = {one.peer: one.place for one in coming if one.place is not None}
+        self.roster, ready = members.roster() | self._coming, members.ready()
+        speeds = rates([*ready, *coming], members.costs)
         most = warmed_up(config.link_ratio, work.batch, config.link_warmup)
         limited = context.issue_limits.limited
         self._targets = context.ratio_choice.targets(ready, most, config.compression, limited)
@@ -104,6 +109,7 @@ class CoordinatedStep:
     def begin(self) -> list[Effect]:
         """Begin messages for the whole roster, with the first routes."""
         tasks = self._ways.tasks()
+        self.leave(self._coming)  # they enter when they have the state
         return [Send(peer, self._begin(peer, tasks.get(peer, ()))) for peer in self.roster]
 
     def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:

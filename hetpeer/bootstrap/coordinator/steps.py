@@ -14,6 +14,7 @@ from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class StepQueue:
@@ -55,8 +56,8 @@ class StepQueue:
 
     # ── they begin and end ──────────────────────────────────────────────────────────────────────────────────
 
-    def open(self, work: NextStep, now: float) -> list[Effect]:
-        """Begin a step, beside those under way if there are any."""
+    def open(self, work: NextStep, now: float, coming: Sequence[VolunteerState] = ()) -> list[Effect]:
+        """Begin a step, beside those under way if there are any; `coming` as in `CoordinatedStep`."""
         version = self._context.history.version
         taken = [step.number for step in self._steps] + ([] if self.mean is None else [self.mean])
         number = max(taken, default=version - 1) + 1
@@ -64,7 +65,7 @@ class StepQueue:
             self.mean = number
             number += 1
         step = CoordinatedStep(
-            self._context, work, self.timeouts, now, behind=number - version, mean=self.mean
+            self._context, work, self.timeouts, now, behind=number - version, mean=self.mean, coming=coming
         )
         self._steps.append(step)
         return step.begin()

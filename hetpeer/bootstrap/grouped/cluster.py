@@ -247,6 +247,20 @@ class Cluster:
         """That of its own checkpoint or after its last averaging: what it had then, others have as well."""
         return max(max(self.history.averages, default=-1) + 1, self.history.sealed or 0)
 
+    def coming_for(self, missing: Sequence[int]) -> Sequence[VolunteerState]:
+        """Newcomers that load the graphs of the `missing` blocks, whose state is in the store.
+
+        Their step begins meanwhile, and they take the leftovers. Holders that are to report what they have
+        take no time, so a step waits for them.
+        """
+        here = [v for v in self.members.volunteers.values() if v.place is not None and not v.slow]
+        coming = [v for v in here if v.life_cycle is LifeCycle.JOINING and not v.worked]
+        reporting = any(v.worked and v.life_cycle is not LifeCycle.READY for v in here)
+        if not self._begun or not self.history.stored or reporting or not self.members.roster():
+            return ()
+        covered = {block for v in coming for block in range(*(v.place or (0, 0)))}
+        return coming if covered.issuperset(missing) else ()
+
     def goes_back_to(self) -> int | None:
         """Version of the last checkpoint, if it is this cluster's and older than what is lost; else None, as
         if nobody is left.
