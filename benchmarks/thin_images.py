@@ -73,7 +73,7 @@ CASES: tuple[tuple[str, int, str], ...] = tuple(
     (subject, rank, codec)
     for subject, ways in (
         ("ResNet", ((0, "none"), (4, "int8"), (4, "int4"))),
-        ("ViT", ((0, "none"), (12, "int8"), (16, "int4"))),
+        ("ViT", ((0, "none"), (28, "int4"), (16, "int4"))),
     )
     for rank, codec in ways
 )
