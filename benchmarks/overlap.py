@@ -47,14 +47,19 @@ Spans = dict[int, list[Span]]
 """Peer → when it computed what."""
 
 
-def computing(swarm: Swarm, folder: Path) -> Spans:
-    """The work of all volunteers so far; evaluations, which have no backward, are none."""
+Events = Sequence[Mapping[str, Any]]
+"""Those of a trace in Chrome's format."""
+
+
+def traced(swarm: Swarm, folder: Path) -> Events:
+    """What all volunteers did so far."""
     swarm.check()
-    return trained(perfetto(folder)["traceEvents"])
+    events: Events = perfetto(folder)["traceEvents"]
+    return events
 
 
-def trained(events: Sequence[Mapping[str, Any]]) -> Spans:
-    """Forwards and backwards among the events of a trace."""
+def trained(events: Events) -> Spans:
+    """Forwards and backwards among the events; evaluations, which have no backward, are none."""
     named = [
         (event, *event["name"].split(maxsplit=1))
         for event in events
@@ -101,6 +106,34 @@ def idle(work: Sequence[Sequence[Sequence[Span]]]) -> list[dict[str, float]]:
             }
         )
     return found
+
+
+def on_line(events: Events, steps: int, first: int, microbatches: int) -> dict[str, float]:
+    """Seconds that activations of a step were on the line, and that none was from its first to its last.
+
+    Medians of `steps` steps from step `first` on; two that overlap count once.
+    """
+    spans = sorted(
+        (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+        for event in events
+        if event["ph"] == "X" and event["cat"] == "from" and _is_activation(event["name"], microbatches)
+    )
+    taken, idle = list[float](), list[float]()
+    for step in range(first, first + steps):
+        own = spans[step * microbatches : (step + 1) * microbatches]
+        busy, until = 0.0, own[0][0]
+        for begin, end in own:
+            busy += max(end - max(begin, until), 0.0)
+            until = max(until, end)
+        taken.append(busy)
+        idle.append(until - own[0][0] - busy)
+    return {"taken_s": round(statistics.median(taken), 3), "idle_s": round(statistics.median(idle), 3)}
+
+
+def _is_activation(name: str, microbatches: int) -> bool:
+    """Whether a received tensor is an activation of training; later ids are evaluations."""
+    kind, number = name.split()[:2]
+    return kind == "activation" and int(number) < microbatches
 
 
 def of_the_schedule(
@@ -153,7 +186,7 @@ async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
     bundle = options.microbatch_size * model.sequence_length * model.width * 4
     async with running(run, folder, 2, "--trace", site=Site(lab=lab)) as swarm:
         await swarm.until(options.warm_up, WITHIN_S)
-        last = in_steps(computing(swarm, folder), 1, options.warm_up - 1, options.microbatches)
+        last = in_steps(trained(traced(swarm, folder)), 1, options.warm_up - 1, options.microbatches)
         fast = busiest(last)[0]
         work = fast / options.microbatches
         share = of_tcp(bundle / work * 8e-6, bundle, folder / "tcp")
@@ -164,8 +197,9 @@ async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         begin = swarm.feed.history.version + options.settle
         await swarm.until(begin, WITHIN_S)
         await swarm.until(begin + options.steps, WITHIN_S)
-        spans = computing(swarm, folder)
+        events = traced(swarm, folder)
         ends = [seen.at for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
+    spans = trained(events)
     counted = in_steps(spans, options.steps, begin, options.microbatches)
     before = in_steps(spans, options.steps + 1, begin - 1, options.microbatches)
     steps = [after - before for before, after in zip(ends[begin - 1 :], ends[begin:], strict=False)][
@@ -177,6 +211,7 @@ async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         "schedule_alone": schedule,
         "work_varies": varied,
         "idle": idle(before),
+        "activations": on_line(events, options.steps, begin, options.microbatches),
         "computing_fast_line_s": fast / options.microbatches,
         "line_mbps": rate * 8 / 1e6,
         "of_which_tcp_fills": share,
@@ -222,6 +257,11 @@ def show(figures: dict[str, Any]) -> None:
             f"  stage {number} did not compute for {one['before_first_s']} s before its first microbatch, "
             f"{one['between_s']} s in all until its last"
         )
+    line = figures["activations"]
+    print(
+        f"  activations were on the line for {line['taken_s']} s (it carries them in {figures['line_s']} s), "
+        f"and for {line['idle_s']} s none was"
+    )
     print(f"  goal {GOAL}: {'met' if figures['met'] else 'MISSED'}")
 
 
