@@ -9,6 +9,7 @@ import torch
 from safetensors.numpy import load_file
 
 from hetpeer.bootstrap.authoring.create import create_run, name_of
+from hetpeer.bootstrap.authoring.run_data import DataOptions
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.results.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -157,6 +158,22 @@ def test_a_model_of_one_size_needs_batches_that_it_divides(tmp_path: Path, autho
         training=TRAINING.model_copy(update={"batch_size": 7}),
     )
     assert error.why == "7 samples are no multiple of 2"
+
+
+def test_a_model_of_one_size_evaluates_full_microbatches(tmp_path: Path, author: str) -> None:
+    """Such a run would stop at its first evaluation, with a microbatch that nobody can compute."""
+    (tmp_path / "fixed.py").write_text(FIXED.format(rows="torch.ones(2, 16)"))
+    arguments = {
+        "model": f"{tmp_path / 'fixed.py'}:build",
+        "data": [tmp_path / "author"],
+        "sequence_length": 16,
+        "training": TRAINING.model_copy(update={"eval_samples": 5, "eval_microbatches": 3}),
+    }
+    asked = arguments | {"reading": DataOptions(eval_samples=3)}
+    error = assert_fails(tmp_path, "HP-MODEL-009", ExitCode.CONFIG, **asked)
+    assert error.why == "an evaluation of 3 samples is no multiple of 2"
+    training = create_run(tmp_path / "run", **arguments).manifest.training  # type: ignore[arg-type]
+    assert (training.eval_samples, training.eval_microbatches) == (4, 2)
 
 
 REVERSED = """

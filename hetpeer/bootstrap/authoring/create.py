@@ -133,7 +133,7 @@ def create_run(
             bottleneck=bottleneck,
             seed=seed,
         )
-        bottlenecks = shipped.pop("bottlenecks")
+        bottlenecks, one_size = shipped.pop("bottlenecks"), shipped.pop("one_size")
         training = training.model_copy(update={"recompute": shipped.pop("recompute")})
         weigher = SampleWeigher(on_data.given or counted)
         on_data.compare_batch(weigher, training, shipped["blocks"], tell)
@@ -144,7 +144,9 @@ def create_run(
         fields: Fields = {
             **asked,
             "data": written,
-            "training": _evaluating(training, reading.eval_samples, written["heldout"], whole=whole),
+            "training": _evaluating(
+                training, reading.eval_samples, written["heldout"], whole=whole, one_size=one_size
+            ),
             "links": links or LinkSettings(),
             "averaging": averaging,
             "admission": admission or AdmissionSettings(),
@@ -199,15 +201,35 @@ def _check_bottleneck(rank: int, *, trains_all: bool) -> None:
 
 
 def _evaluating(
-    training: TrainingSettings, most: int | None, heldout: Sequence[Mapping[str, Any]], *, whole: bool
+    training: TrainingSettings,
+    most: int | None,
+    heldout: Sequence[Mapping[str, Any]],
+    *,
+    whole: bool,
+    one_size: bool,
 ) -> TrainingSettings:
     """`training` with evaluations of at most `most` samples of the `heldout` shards.
 
-    None: of all samples if `whole`, otherwise of as many as it says, if there are so many.
+    None: of all samples if `whole`, otherwise of as many as it says, if there are so many. A model of
+    `one_size` evaluates full microbatches alone. Raises `LocalError` HP-MODEL-009 if `most` does not allow
+    that, or if there are fewer samples than one has.
     """
     samples = sum(shard["samples"] for shard in heldout)
     wanted = most or (samples if whole else training.eval_samples)
-    return training if wanted is None else training.evaluating(min(wanted, samples))
+    if wanted is None:
+        return training
+    wanted, size = min(wanted, samples), training.microbatch_size
+    rest = wanted % size if one_size else 0
+    if rest and (most or rest == wanted):
+        raise LocalError(
+            "HP-MODEL-009",
+            "the model computes microbatches of one size only",
+            why=f"an evaluation of {wanted} samples is no multiple of {size}",
+            fix="choose --eval-samples that are, or let no size in forward() be a constant that is the "
+            "batch's",
+            exit_code=ExitCode.CONFIG,
+        )
+    return training.evaluating(wanted - rest)
 
 
 def name_of(directory: Path) -> str:

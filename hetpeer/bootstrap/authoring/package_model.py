@@ -51,7 +51,8 @@ def ship(
     that its loss gives to samples.
 
     Besides these there are "recompute": what `training` says, or True if the model uses torch's checkpoints,
-    and "bottlenecks": those that were put between its stages, or None. `example`: the first microbatch.
+    "bottlenecks": those that were put between its stages, or None, and "one_size": whether the model computes
+    full microbatches alone. `example`: the first microbatch.
     `frozen_dtype`: form of what is frozen; the model is rounded to it. `bottleneck`: features that cross
     between stages; `seed` draws how. `tell` gets a line before each long part. Raises `LocalError`
     HP-MODEL-*, HP-RUN-001.
@@ -117,6 +118,7 @@ def ship(
         "rest": _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None,
         "recompute": mode.recompute,
         "bottlenecks": chosen,
+        "one_size": not dag.dynamic,
     }
     return fields, None if targets is None else targets.weights
 
