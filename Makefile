@@ -124,6 +124,7 @@ proof-6: setup
 	$(PY) -m benchmarks.grouping
 	$(PY) -m benchmarks.averaging
 	$(PY) -m benchmarks.stragglers
+	$(PY) -m benchmarks.windows
 	$(PY) -m benchmarks.time_to_loss
 	$(PY) -m benchmarks.curves
 

@@ -142,6 +142,21 @@ def test_who_has_averaged_lately_goes_on_alone_as_long_as_averaging_is_dear():
     assert window.seconds("b", 2) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("takes_s", "rests", "trains_on"), [(0.02, 1, 1), (0.6, 12, 2), (1.0, 16, 2), (1.2, 16, 4), (3.0, 16, 16)]
+)
+def test_who_trains_on_meanwhile_averages_more_often_if_it_need_not_wait_for_the_mean(
+    takes_s, rests, trains_on
+):
+    """It trains for an iteration, here of a second, and stands still for the rest of an averaging."""
+    for busy, interval in ((False, rests), (True, trains_on)):
+        window = Adaptive(40, busy=busy)
+        for _ in range(10):
+            iterations(window, "ab", 1.0)
+        window.averaged(takes_s)
+        assert window.interval == interval
+
+
 # ── a line ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -21,6 +21,8 @@ FREE = 1.0
 """The same where workers train on while they wait."""
 AVERAGED = 0.05
 """Share of a worker's time that averaging may cost."""
+BESIDE = 0.5
+"""Share of a worker's time in which it may both average and train."""
 MOST = 16
 """Most iterations in a row without averaging, however much an averaging costs."""
 
@@ -53,14 +55,19 @@ class Adaptive(WaitWindow):
     artifact). At most the share `most` of an iteration.
 
     An iteration is the mean time from a worker's group to its next arrival; no worker waits before that is
-    known. A worker also does not wait if averaging this often would cost more than AVERAGED of its time.
-    `span`: iterations after which a worker must average whatever that costs.
+    known. A worker also does not wait if averaging this often would cost more than AVERAGED of its time. If
+    workers are `busy` meanwhile, they train for an iteration while they average, and wait for the rest;
+    then only the rest is a cost, but averaging may take no more than BESIDE of their time. `span`: iterations
+    after which a worker must average whatever that costs.
+
+    window = Adaptive(span=10, busy=True)  # of workers that train on while they average
     """
 
-    def __init__(self, span: int, most: float = WAITED) -> None:
+    def __init__(self, span: int, most: float = WAITED, *, busy: bool = False) -> None:
         super().__init__(0.0)
         self._span = span
         self._most = most
+        self._busy = busy
         self._factor = 1.0
         self._iteration = self._averaging = math.nan
         self._since: dict[str, float] = {}
@@ -70,8 +77,11 @@ class Adaptive(WaitWindow):
     @property
     def interval(self) -> int:
         """Iterations between two averagings of a worker: from 1 to the smaller of MOST and `span`."""
-        share = self._averaging / (AVERAGED * self._iteration) if self._iteration else math.nan
-        return 1 if math.isnan(share) else max(1, math.ceil(min(share, MOST, self._span)))
+        takes = self._averaging / self._iteration if self._iteration else math.nan
+        if math.isnan(takes):
+            return 1
+        share = max((takes - 1.0) / AVERAGED, takes / BESIDE) if self._busy else takes / AVERAGED
+        return max(1, math.ceil(min(share, MOST, self._span)))
 
     def seconds(self, worker: str, present: int) -> float:
         """Length of the window for `worker` now, in seconds."""

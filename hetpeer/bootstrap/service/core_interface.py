@@ -39,7 +39,7 @@ def window_of(averaging: AveragingSettings, *, trains_on: bool) -> WaitWindow:
     """The window for which the first ready cluster waits; `trains_on`: it does not stand still meanwhile."""
     match averaging.window_s:
         case "adaptive":
-            return Adaptive(averaging.span, FREE if trains_on else WAITED)
+            return Adaptive(averaging.span, FREE if trains_on else WAITED, busy=averaging.delayed)
         case "all":
             return WaitWindow(math.inf)
         case seconds:
