@@ -33,7 +33,7 @@ from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 from tests.wanlab.lab import Lab
 
 WITHIN_S = 300.0
-GOAL = 1.15
+GOAL = 1.10
 AT_LEAST_S = 0.2
 """Least seconds of computing, and of the link, for one microbatch."""
 LATENCY_MS, QUEUE_MS = 10, 300
