@@ -18,4 +18,5 @@ PYTHON
 "$folder/venv/bin/python" -m pip install -q -c constraints.txt -r "$folder/needs.txt"
 "$folder/venv/bin/python" -m pytest -q -p no:cacheprovider -m 'not swarm and not grid and not proof and not alone' \
     tests/simulation/test_histories.py tests/simulation/test_transcripts.py \
-    tests/averaging --ignore tests/averaging/test_outer_optimizer.py --ignore tests/averaging/test_update_rules.py
+    tests/averaging --ignore tests/averaging/test_outer_optimizer.py --ignore tests/averaging/test_update_rules.py \
+    --ignore tests/averaging/test_averaging_pace.py
