@@ -148,3 +148,9 @@ def test_a_last_stage_without_staleness_costs_time_and_one_that_is_one_behind_ha
     assert step_s(TO_ONE) < 1.1 * everywhere
     assert step_s(TO_NONE) > 1.2 * everywhere
     assert step_s(TO_NONE) < 1.02 * step_s((), staleness=0), "no slower than one step after the other"
+
+
+def test_a_checkpoint_that_another_cluster_overtakes_is_completed_all_the_same() -> None:
+    """A volunteer leaves another cluster, which then stores its state, too, before the first is done."""
+    outcome = simulate(1231, Coverage(), faults=20, by_stage=True)
+    assert outcome.violation is None

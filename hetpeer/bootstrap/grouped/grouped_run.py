@@ -142,7 +142,7 @@ class GroupedRun:
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
         """The state of `block` that `order` asks for lies durably in the checkpoint store."""
-        saver = self.clusters.saver
+        saver = self.clusters.get(order.line.cluster)  # another one may have begun to store its own meanwhile
         if saver is None:
             return []
         effects = saver.coordinator.saved(order, block, digest, now)
@@ -150,7 +150,7 @@ class GroupedRun:
 
     def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
         """The checkpoint could not be collected: it is tried again at the next barrier."""
-        saver = self.clusters.saver
+        saver = self.clusters.get(order.line.cluster)
         return [] if saver is None else saver.coordinator.not_saved(order, now)
 
     def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
