@@ -52,7 +52,7 @@ Events = Sequence[Mapping[str, Any]]
 
 
 def traced(swarm: Swarm, folder: Path) -> Events:
-    """What all volunteers did so far."""
+    """The events of all volunteers' traces so far."""
     swarm.check()
     events: Events = perfetto(folder)["traceEvents"]
     return events
@@ -173,9 +173,10 @@ def of_tcp(mbps: float, nbytes: int, folder: Path) -> float:
 
 
 def acknowledging(mbps: float) -> float:
-    """What is left of plain TCP's rate if the same goes the other way, whose acknowledgements take a part.
+    """The rate of plain TCP in both directions at once, as a share of its rate in one.
 
-    A swarm's line carries both at the same time. The yardstick of the goal is one way nevertheless.
+    Acknowledgements of the other direction take the rest. A swarm's line carries both directions; the goal
+    counts one.
     """
     with Lab({"nodes": 2, "latency_ms": LATENCY_MS, "queue_ms": QUEUE_MS}) as lab:
         for node in (0, 1):

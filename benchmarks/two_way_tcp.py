@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,11 @@ def share(lab: Lab, mbps: float, *, both_ways: bool) -> float:
 
 
 def _send(connection: socket.socket) -> None:
-    """Send until the process ends."""
+    """Send until the other end has counted enough, and closes."""
     piece = os.urandom(PIECE)
-    while True:
-        connection.sendall(piece)
+    with suppress(ConnectionError):
+        while True:
+            connection.sendall(piece)
 
 
 def _receive(connection: socket.socket) -> float:
@@ -69,14 +71,14 @@ def main(role: str, host: str, ways: str) -> None:
             incoming, outgoing = (listening.accept()[0] for _ in range(2))
     else:
         outgoing, incoming = (socket.create_connection((host, PORT)) for _ in range(2))
+    sending = threading.Thread(target=_send, args=(outgoing,))
     if role == "sender" or ways == "both":
-        threading.Thread(target=_send, args=(outgoing,), daemon=True).start()
+        sending.start()
     if role == "taker" or ways == "both":
         print(_receive(incoming), flush=True)
-    else:
-        time.sleep(SETTLE_S + COUNTED_S)
-    time.sleep(1.0)  # the other end counts a little longer
-    os._exit(0)  # a thread still sends
+    incoming.close()
+    if role == "sender" or ways == "both":
+        sending.join()
 
 
 if __name__ == "__main__":

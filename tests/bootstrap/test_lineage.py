@@ -1,4 +1,4 @@
-"""What led to the parameters that a grouped run has in the end, by its log."""
+"""The updates and averagings, by the log, that led to the final parameters of a grouped run."""
 
 from hetpeer.bootstrap.log.lineage import lineage
 

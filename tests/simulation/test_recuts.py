@@ -15,7 +15,7 @@ from tests.simulation.histories import shape
 from tests.simulation.sim_grouped import simulate
 
 VOLUNTEERS, BATCHES, PERIOD_S = 8, 20, 4.0
-"""Of each history; a proposal, of those that wait or of living clusters, comes every few seconds."""
+"""Volunteers and batches of each history, and seconds between two proposals of new clusters."""
 SOON_S = 15.0
 """In the histories a batch takes about a second."""
 

@@ -205,7 +205,7 @@ class _Writer:
 
 @dataclass(slots=True)
 class _Told:
-    """What a log says that is needed before it: which versions are to be copied, kept and evaluated."""
+    """Versions that are copied, kept or evaluated later in the log: a replay must know them in advance."""
 
     back: set[int] = field(default_factory=set)
     """Positions of the records by which clusters go back to a checkpoint, not to the version they have."""

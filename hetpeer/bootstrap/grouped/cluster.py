@@ -25,7 +25,7 @@ STALLS = 6
 
 
 class Share(Protocol):
-    """What a cluster asks about the others."""
+    """Questions of a cluster about the others."""
 
     @property
     def may_go_back(self) -> bool:

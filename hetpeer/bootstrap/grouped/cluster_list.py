@@ -30,7 +30,7 @@ from hetpeer.bootstrap.state.work_shares import IssueLimits
 
 
 class ClusterShare(Agenda, Share, Protocol):
-    """A cluster's share of the run: its work, and what it asks about the others."""
+    """A cluster's share of the run: its work, and its questions about the others."""
 
 
 class _Nothing:

@@ -142,16 +142,16 @@ class GroupedRun:
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
         """The state of `block` that `order` asks for lies durably in the checkpoint store."""
-        saver = self.clusters.get(order.line.cluster)  # another one may have begun to store its own meanwhile
-        if saver is None:
+        cluster = self.clusters.get(order.line.cluster)  # two of them may be storing
+        if cluster is None:
             return []
-        effects = saver.coordinator.saved(order, block, digest, now)
-        return self._events.settle(self._events.by(saver, effects), now)
+        effects = cluster.coordinator.saved(order, block, digest, now)
+        return self._events.settle(self._events.by(cluster, effects), now)
 
     def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
         """The checkpoint could not be collected: it is tried again at the next barrier."""
-        saver = self.clusters.get(order.line.cluster)
-        return [] if saver is None else saver.coordinator.not_saved(order, now)
+        cluster = self.clusters.get(order.line.cluster)
+        return [] if cluster is None else cluster.coordinator.not_saved(order, now)
 
     def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
         """The microbatch of `trial` was computed here; None: it can be, or this machine cannot try."""
