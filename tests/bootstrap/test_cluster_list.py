@@ -381,6 +381,32 @@ def test_a_holder_that_came_after_the_averaging_began_has_no_part_in_the_mean():
     assert cluster.members.roster().keys() == {"a", "b"}
 
 
+def test_a_holder_that_came_after_the_averaging_began_has_no_vote_on_it():
+    both = [{"kind": "founded", "cluster": number, "version": 0} for number in (0, 1)]
+    one = Waiting([{"kind": "reign", "term": 1}, *both, commit(), commit(1, batch=1)], steps=2)
+    for number, peers in enumerate(("ab", "cd")):
+        line = one.core.clusters[number].line
+        for peer, blocks in zip(peers, (FIRST, LAST), strict=True):
+            held = tuple(m.Held(block=b, version=1, digest=f"state {number}") for b in range(*blocks))
+            one.hello(peer, cluster=number, place=blocks, held=held)
+            one.tell(peer, m.Ready(line=line, version=1, held=held))
+    one.hello("late", cluster=0, place=FIRST)
+
+    def votes(peer, digest):
+        plan = one.sent["a", "plan"]
+        cluster = one.core.clusters.of(peer)
+        number, _ = cluster.members.volunteers[peer].place
+        about = {"line": cluster.line, "step": 1, "group": plan.group, "plan": plan.plan}
+        block = m.BlockVote(block=number, digest=digest, finite=True, squared_norm=1.0)
+        one.tell(peer, m.Vote(**about, blocks=(block,)))
+
+    votes("late", "another sum")
+    for peer in "abcd":
+        assert not one.of("average")
+        votes(peer, "sum")
+    assert one.of("average")[0]["sums"] == {0: "sum", 1: "sum"}
+
+
 def test_with_too_little_memory_for_a_replica_it_goes_on_waiting():
     one = Waiting(memory=(2, 3))
     one.hello("big")

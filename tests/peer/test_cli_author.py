@@ -213,12 +213,15 @@ def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path
     assert caught.value.code == "HP-RUN-001"
 
 
-@pytest.mark.parametrize("window", [-1, "nan"])
+@pytest.mark.parametrize("window", [-1, "nan", "inf", "1h", "none"])
 def test_a_wrong_window_is_named(tmp_path: Path, window: object) -> None:
     options = ("--mode", "grouped", "--unchecked", "--window", window)
-    with pytest.raises(LocalError, match="window") as caught:
+    with pytest.raises(LocalError, match=f"--window {window} is no time to wait") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", *options)
-    assert "constrained" not in str(caught.value)
+    assert (caught.value.code, caught.value.why) == (
+        "HP-RUN-001",
+        "it is a number of seconds from 0 on, adaptive or all",
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -3,6 +3,7 @@ exactly once.
 """
 
 from collections import Counter
+from contextlib import ExitStack
 from itertools import islice
 from unittest.mock import patch
 
@@ -10,15 +11,21 @@ import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.member.step_vote import StepVote
+from hetpeer.bootstrap.grouped import cluster_events
 from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.credit import Credit
 from hetpeer.bootstrap.state.effects import AT_BARRIER
 from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
-from tests.simulation.sim_grouped import simulate
+from tests.simulation.checked_symbols import CheckedSymbols
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import BLOCKS, LAYOUTS, LIMIT_S
+from tests.simulation.sim_grouped import GroupedSwarm, simulate
 
 SEEDS = (13, *range(13), *range(14, 24))
 """The first one has a mean that is installed late."""
@@ -91,6 +98,49 @@ def test_sparse_clusters_wait_for_the_fastest_and_not_for_the_slowest():
     assert outcome.violation is None
     assert "average" in outcome.kinds
     assert "dissolved" not in outcome.kinds
+
+
+def of_two_that_come_late(interval, stores_from=0.0):
+    """History of one sparse cluster, to which two volunteers come that can form another.
+
+    Nothing is stored before `stores_from`.
+    """
+    config = HistoryConfig(
+        volunteers=4, layouts=LAYOUTS[1][:1], steps=40, microbatches=6, fetch_s=(0.01, 0.05), sparse=True
+    )
+    swarm = GroupedSwarm(0, config, CheckedSymbols(BLOCKS), Coverage(), interval=interval)
+
+    def saved(self, order, block, digest, now, original=GroupedRun.saved):
+        stored = now >= stores_from
+        return original(self, order, block, digest, now) if stored else self.not_saved(order, now)
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(GroupedRun, "saved", saved))
+        for peer in ("v2", "v3"):
+            volunteer = swarm.volunteers[peer]
+            swarm.world.after(6.0, volunteer.start)
+            patches.enter_context(patch.object(volunteer, "start", lambda: None))
+        swarm.run(LIMIT_S)
+    return swarm.log
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_volunteers_that_come_late_become_a_cluster_of_sparse_averagings(interval):
+    """Its checkpoint must have the last averaging, and so the next one waits for it."""
+    log = of_two_that_come_late(interval)
+    founded = [record["cluster"] for record in log if record["kind"] == "founded"]
+    assert founded == [0, 1]
+    before = log[: next(i for i, one in enumerate(log) if one["kind"] == "founded" and one["cluster"] == 1)]
+    assert sum(record["kind"] == "commit" for record in before) < 8
+
+
+def test_sparse_averagings_do_not_wait_for_a_new_cluster_for_ever():
+    """Its checkpoint cannot be stored."""
+    with patch.object(cluster_events, "FOUNDING_S", 10.0):
+        kinds = [record["kind"] for record in of_two_that_come_late(2, stores_from=60.0)]
+    assert kinds.index("checkpoint") > kinds.index("average")
+    assert "average" in kinds[kinds.index("average") + 1 : kinds.index("checkpoint")]
+    assert kinds.count("founded") == 2
 
 
 def outdated(self):

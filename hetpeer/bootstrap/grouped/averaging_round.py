@@ -142,7 +142,12 @@ class AveragingRound:
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """Note what a member says of the plan. The last vote decides."""
+        """Note what a member says of the plan. The last vote decides.
+
+        A holder that came to its cluster later, or was struck off, has no part in the plan and no word.
+        """
+        if peer not in self.roster():
+            return []
         match message:
             case m.Vote() if self.reduce.vote(peer, message, self.roster(), now):
                 return self._plan(now)

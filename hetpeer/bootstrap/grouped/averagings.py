@@ -31,6 +31,8 @@ class Averagings:
         self.sparse = sparse
         self.called = False
         """Whether a cluster waits for all others: then each is due at its next barrier. Only sparse ones."""
+        self.put_off = False
+        """Whether no cluster is due before another one is founded. Only sparse ones."""
         self._last: dict[int, int] = {}
         """Cluster → the step as which it installed its last mean."""
         self._unstored = False
@@ -118,7 +120,12 @@ class Averagings:
 
     def due(self, cluster: int, version: int) -> bool:
         """Whether `cluster`, at `version`, has trained enough batches since its last group."""
-        return self.called or self.trained(cluster, version) >= self._interval
+        return self.called or (not self.put_off and self.trained(cluster, version) >= self._interval)
+
+    @property
+    def unstored(self) -> bool:
+        """Whether the anchor of all clusters is not in the last checkpoint."""
+        return self.sparse and self._unstored
 
     @property
     def may_found(self) -> bool:
@@ -126,12 +133,12 @@ class Averagings:
 
         They wait for it; so none is founded while some wait already.
         """
-        return not self.sparse or not (self._rounds or self._unstored or self.called)
+        return not (self.unstored or (self.sparse and (self._rounds or self.called)))
 
     @property
     def may_go_back(self) -> bool:
         """Whether a cluster that goes back to the last checkpoint has the anchor of all others there."""
-        return not self.sparse or not self._unstored
+        return not self.unstored
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 

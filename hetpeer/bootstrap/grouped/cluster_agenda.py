@@ -184,8 +184,14 @@ class ClusterAgendas:
             return False
         if self._ending:
             return number == self.heir.number
-        wanted = any(not cluster.founded and cluster.complete for cluster in self._clusters)
-        return self._batches.unsaved >= (1 if wanted else self._config.checkpoint_every)
+        if self.awaits_founding and self._averagings.unstored:
+            return True
+        return self._batches.unsaved >= (1 if self.awaits_founding else self._config.checkpoint_every)
+
+    @property
+    def awaits_founding(self) -> bool:
+        """Whether a complete cluster is to be founded: a checkpoint is wanted for it."""
+        return any(not cluster.founded and cluster.complete for cluster in self._clusters)
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 

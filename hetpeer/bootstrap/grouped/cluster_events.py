@@ -29,6 +29,9 @@ from hetpeer.bootstrap.state.effects import (
 )
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
+FOUNDING_S = 900.0
+"""Sparse averagings are put off for a cluster that is to be founded for so many seconds at most."""
+
 
 class ClusterEvents:
     """The clusters and unassigned volunteers of one term, and what they lead to."""
@@ -50,6 +53,8 @@ class ClusterEvents:
         self._unassigned = unassigned
         self._gathering = Gathering(config.gather_s)
         self._spares = Spares(config.spare_s, clusters, agendas, unassigned)
+        self._put_off_since: float | None = None
+        """Since when averagings are put off; None: they are not."""
         self._arrived: set[int] = set()
         """Clusters that have been whole in this term."""
         self.state = CoordinatorState.WAITING
@@ -288,6 +293,7 @@ class ClusterEvents:
         """Queue up clusters that have trained their batches."""
         if not self._agendas.trains_on:
             return []
+        self._put_off(now)
         for cluster in self._clusters:
             number = cluster.number
             joins = self._takes_part(cluster) and not self._queue.knows(number)
@@ -304,6 +310,20 @@ class ClusterEvents:
                 self._averagings.called = self._averagings.sparse
                 return self._form(self._queue.line_up(number, now), now) or self._line_up(now)
         return []
+
+    def _put_off(self, now: float) -> None:
+        """Put averagings off while a complete cluster waits for a checkpoint with the anchor of all others.
+
+        Otherwise each checkpoint might be outdated by an averaging before it is stored, and the cluster would
+        wait for ever.
+        """
+        waits = self._averagings.sparse and self._agendas.awaits_founding
+        if not waits or self._averagings.called or self._averagings.under_way():
+            self._put_off_since = None
+        elif self._put_off_since is None:
+            self._put_off_since = now
+        since = self._put_off_since
+        self._averagings.put_off = since is not None and now < since + FOUNDING_S
 
     def _takes_part(self, cluster: Cluster) -> bool:
         """Whether `cluster` counts in the queue: once it is whole; where all must have one anchor, once it is

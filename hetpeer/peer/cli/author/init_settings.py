@@ -104,6 +104,12 @@ def _averaging(given: Mapping[str, Any], training: TrainingSettings) -> Averagin
             "--outer is none",
             "leave them out, or add --outer nesterov",
         )
+    if not _is_window(window):
+        raise _contradiction(
+            f"--window {window} is no time to wait",
+            "it is a number of seconds from 0 on, adaptive or all",
+            "give one of these",
+        )
     sparse = given["reduce_codec"] in sparse_codec_names()
     averaging: AveragingSettings = _chosen(
         AveragingSettings,
@@ -131,6 +137,15 @@ def _averaging(given: Mapping[str, Any], training: TrainingSettings) -> Averagin
             "leave them out, or add --mode grouped",
         )
     return averaging if mode is Mode.GROUPED else None
+
+
+def _is_window(text: str) -> bool:
+    """Whether `text` is a wait window: seconds, or one of the words."""
+    try:
+        validated(AveragingSettings, {"window_s": text})
+    except LocalError:
+        return False
+    return True
 
 
 def _links(given: Mapping[str, Any], admission: AdmissionSettings, *, grouped: bool) -> LinkSettings:
