@@ -79,3 +79,29 @@ ADA, BOB = "Qm" + "a" * 38 + "x9fQ2a", "Qm" + "b" * 38 + "K7bobb"
 def test_a_record_in_words(record: dict[str, Any], text: str) -> None:
     assert record["kind"] in TOLD
     assert record_text(record, 47) == text
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (
+            {"kind": "rollback", "term": 2, "view": 2, "to_version": 40, "why": "it is slow"},
+            "cluster 0: back to step 40: it is slow",
+        ),
+        (
+            {"kind": "rollback", "term": 2, "view": 2, "to_version": 40, "why": "it is slow", "cluster": 1},
+            "cluster 1: back to step 40: it is slow",
+        ),
+        ({"kind": "gone", "peer": ADA, "why": "said farewell"}, "cluster 0: volunteer …x9fQ2a left"),
+        ({"kind": "banned", "peer": BOB, "why": "it lied"}, "volunteer …K7bobb is banned: it lied"),
+        ({"kind": "founded", "cluster": 0, "version": 0}, "cluster 0 begins"),
+        ({"kind": "founded", "cluster": 2, "version": 8}, "cluster 2 begins from the last checkpoint"),
+        (
+            {"kind": "dissolved", "cluster": 0, "why": "no holder is left of block 7"},
+            "cluster 0 falls apart: no holder is left of block 7",
+        ),
+    ],
+)
+def test_a_record_of_a_grouped_run_names_its_cluster(record: dict[str, Any], text: str) -> None:
+    assert record["kind"] in TOLD
+    assert record_text(record, grouped=True) == text

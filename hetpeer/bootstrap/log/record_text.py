@@ -11,8 +11,11 @@ from hetpeer.dht.base.errors import short_id, short_ids
 TOLD = frozenset(
     {"rollback", "gone", "planned", "arranged", "backups", "moved"}
     | {"banned", "bad_sample", "dispute", "quarrel"}
+    | {"founded", "dissolved"}
 )
 """Kinds of records that a person should hear of."""
+OF_ONE_CLUSTER = frozenset({"rollback", "gone", "bad_sample"})
+"""Those that are of one cluster of a grouped run; they name it unless it is cluster 0."""
 FAREWELL = "said farewell"
 """The reason in a `gone` record of a volunteer that left by itself."""
 PLAIN = {
@@ -23,10 +26,17 @@ PLAIN = {
 """Other reasons in such records → the same for people."""
 
 
-def record_text(record: Mapping[str, Any], before: int | None = None) -> str:
-    """A record of a kind in TOLD as one line; `before`: steps committed before a roll-back, if known."""
-    where = f"cluster {record['cluster']}: " if record.get("cluster") else ""
-    return where + short_ids(_text(record, before))
+def record_text(record: Mapping[str, Any], before: int | None = None, *, grouped: bool = False) -> str:
+    """A record of a kind in TOLD as one line; `before`: steps committed before a roll-back, if known;
+    `grouped`: the record is of a grouped run.
+
+    >>> record_text({"kind": "dissolved", "cluster": 2, "why": "no holder is left of block 3"}, grouped=True)
+    'cluster 2 falls apart: no holder is left of block 3'
+    """
+    text = short_ids(_text(record, before))
+    named = record["kind"] in ("founded", "dissolved")
+    of_cluster = "cluster" in record or (grouped and record["kind"] in OF_ONE_CLUSTER)
+    return f"cluster {record.get('cluster', 0)}: {text}" if of_cluster and not named else text
 
 
 def _text(record: Mapping[str, Any], before: int | None) -> str:
@@ -34,6 +44,12 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
     match record["kind"]:
         case "rollback":
             return f"back to step {record['to_version']}: {record['why']}{_again(record, before)}"
+        case "founded" if record["version"]:
+            return f"cluster {record['cluster']} begins from the last checkpoint"
+        case "founded":
+            return f"cluster {record['cluster']} begins"
+        case "dissolved":
+            return f"cluster {record['cluster']} falls apart: {record['why']}"
         case "gone" if record["why"] == FAREWELL:
             return f"volunteer {short_id(record['peer'])} left"
         case "gone":

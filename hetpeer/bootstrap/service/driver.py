@@ -223,7 +223,8 @@ class CoordinatorService:
 
     async def _recorded(self, records: Sequence[Mapping[str, Any]], decided: asyncio.Future[None]) -> None:
         """Follow `records` once they are `decided`."""
-        version = self._replica.history.version
+        grouped = isinstance(self.core, GroupedRun)
+        version = None if grouped else self._replica.history.version
         await decided
         for record in records:
             self._admission.recorded(record)
@@ -231,7 +232,7 @@ class CoordinatorService:
             if record["kind"] == "checkpoint":
                 await self._checkpoints.sealed(record)
             if record["kind"] in TOLD:
-                _log.warning("%s", record_text(record, None if record.get("cluster") else version))
+                _log.warning("%s", record_text(record, version, grouped=grouped))
             failpoints.reached(f"recorded_{record['kind']}")
 
     async def _disconnect(self, peer: str) -> None:
