@@ -7,7 +7,9 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.grouped.cluster import STALLS
 from hetpeer.bootstrap.grouped.cluster_list import MAX_SYNC_FACTOR
+from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from tests.bootstrap.clustered import FIRST, LAST, WHOLE, Waiting
+from tests.bootstrap.court import BLOCKS
 
 
 def commit(cluster=0, step=0, batch=0):
@@ -381,15 +383,37 @@ def test_a_holder_that_came_after_the_averaging_began_has_no_part_in_the_mean():
     assert cluster.members.roster().keys() == {"a", "b"}
 
 
-def test_a_holder_that_came_after_the_averaging_began_has_no_vote_on_it():
+def both_train(**more):
+    """Clusters 0 and 1, of a and b, and of c and d, with one batch each."""
     both = [{"kind": "founded", "cluster": number, "version": 0} for number in (0, 1)]
-    one = Waiting([{"kind": "reign", "term": 1}, *both, commit(), commit(1, batch=1)], steps=2)
+    one = Waiting([{"kind": "reign", "term": 1}, *both, commit(), commit(1, batch=1)], **more)
     for number, peers in enumerate(("ab", "cd")):
         line = one.core.clusters[number].line
         for peer, blocks in zip(peers, (FIRST, LAST), strict=True):
             held = tuple(m.Held(block=b, version=1, digest=f"state {number}") for b in range(*blocks))
             one.hello(peer, cluster=number, place=blocks, held=held)
             one.tell(peer, m.Ready(line=line, version=1, held=held))
+    return one
+
+
+def test_one_cluster_at_a_time_stores_a_checkpoint():
+    """Collecting another one would end the first without a word."""
+    one = both_train()
+    assert one.core.clusters.saver is one.core.clusters[1]
+    stores, other = (one.core.clusters[number].coordinator.machine.checkpoints for number in (1, 0))
+    other.soon()
+    assert stores.under_way
+    assert other.begin() == other.begin(wanted=True) == []
+    order = CollectCheckpoint(one.core.clusters[1].line, 1, {0: "c", 1: "d"})
+    for block in range(BLOCKS):
+        one.do(one.core.saved(order, block, "state 1", one.now))
+    one.passes(5.0, *"abcd")
+    assert [record["cluster"] for record in one.of("checkpoint")] == [1]
+    assert isinstance(other.begin()[0], CollectCheckpoint)
+
+
+def test_a_holder_that_came_after_the_averaging_began_has_no_vote_on_it():
+    one = both_train(steps=2)
     one.hello("late", cluster=0, place=FIRST)
 
     def votes(peer, digest):

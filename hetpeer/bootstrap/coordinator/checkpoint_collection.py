@@ -36,6 +36,8 @@ class CheckpointCollection:
         due = context.agenda.saves(version) or self._again or wanted
         if not due or context.history.stored or self.under_way or context.members.uncovered():
             return []
+        if not context.agenda.may_save:
+            return []
         if self._order is not None and not (wanted or context.agenda.over):
             return []  # one that takes longer than the interval is worth more than none at all
         self._order = order = CollectCheckpoint(context.line, version, self._choose())

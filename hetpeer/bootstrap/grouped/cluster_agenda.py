@@ -175,13 +175,17 @@ class ClusterAgendas:
             return True
         return self._averagings.may_go_back and not self._batches.are_saved_elsewhere(number)
 
-    def saves(self, number: int) -> bool:
-        """Whether `number` is to store its parameters now; nobody does while others fetch a checkpoint."""
+    def may_save(self, number: int) -> bool:
+        """Whether `number` may store its parameters now; nobody does while others fetch a checkpoint.
+
+        Nor while another one stores its own: that would end without a word.
+        """
         saver = self._clusters.saver
-        if saver is not None and saver.number != number:
-            return False
-        if any(cluster.founded and not cluster.whole for cluster in self._clusters):
-            return False
+        free = saver is None or saver.number == number
+        return free and all(cluster.whole for cluster in self._clusters.living)
+
+    def saves(self, number: int) -> bool:
+        """Whether `number` is to store its parameters, once it may."""
         if self._ending:
             return number == self.heir.number
         if self.awaits_founding and self._averagings.unstored:
@@ -252,6 +256,10 @@ class _Share:
 
     def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
         return self._agendas.saves(self._number)
+
+    @property
+    def may_save(self) -> bool:
+        return self._agendas.may_save(self._number)
 
     @property
     def may_go_back(self) -> bool:

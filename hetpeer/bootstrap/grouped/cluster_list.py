@@ -36,7 +36,7 @@ class ClusterShare(Agenda, Share, Protocol):
 class _Nothing:
     """An agenda without work."""
 
-    over = False
+    over = may_save = False
 
     def take(self, ahead: int = 0) -> NextStep | None:  # noqa: ARG002
         return None

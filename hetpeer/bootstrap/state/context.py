@@ -36,6 +36,10 @@ class Agenda(Protocol):
     def saves(self, version: int) -> bool:
         """Whether the state at `version` is to be stored."""
 
+    @property
+    def may_save(self) -> bool:
+        """Whether a state may be stored now: one checkpoint of the run is collected at a time."""
+
     def logged(self, record: Mapping[str, Any]) -> None:
         """Note that the coordinator has just written `record`."""
 
@@ -46,6 +50,8 @@ class Agenda(Protocol):
 
 class SequentialAgenda:
     """All batches of the run one by one: step n trains batch n."""
+
+    may_save = True
 
     def __init__(self, config: CoordinatorConfig, history: History) -> None:
         self._config = config

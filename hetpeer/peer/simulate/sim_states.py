@@ -172,7 +172,11 @@ class SimCheckpointStore:
     """Last order."""
 
     def collect(self, order: CollectCheckpoint) -> None:
-        """Fetch the blocks' states from the volunteers that save them; it fails if one is not available."""
+        """Fetch the blocks' states from the volunteers that save them; it fails if one is not available.
+
+        An order that is under way is dropped without an answer, as by the product's driver.
+        """
+        self._asked = order
         self._collect(order, set(), TRIES)
 
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
@@ -180,10 +184,9 @@ class SimCheckpointStore:
         host, random = self._host, self._world.random
         life, version, savers = host.life, order.version, order.savers
         cluster = order.line.cluster
-        self._asked = order
 
         def fetch() -> None:
-            if life != host.life or host.core is None:
+            if life != host.life or host.core is None or order is not self._asked:
                 return
             block = next(b for b in savers if b not in here)
             saver = self._volunteers[savers[block]]
