@@ -23,7 +23,7 @@ FINISH_S = 600.0
 
 NOT_HANDED_OVER = (
     "left before the coordinator confirmed that others have the state of these blocks: "
-    "if nobody has it, the run goes back to its last checkpoint"
+    "if nobody has it, the run goes back to its last checkpoint (of a grouped run only this pipeline)"
 )
 
 _log = logging.getLogger(__name__)
