@@ -136,6 +136,8 @@ async def seconds_to_a_group(run: RunDirectory, folder: Path) -> float:
                 task.cancel()
             await asyncio.wait([*tasks, running])
     assert third.begun_at is None
+    known = {one.identity.peer_id for one in holders}
+    assert network.listener.members == known, "nobody is a stranger while other clusters begin something"
     assert first.begun_at >= first.ready_at + WINDOW_S, "the window is not shorter, either"
     return max(first.begun_at, second.begun_at) - second.ready_at
 

@@ -84,6 +84,8 @@ class CoordinatorService:
         self._collecting: asyncio.Task[None] | None = None
         self.unsaved = TroubleLine(_log, "checkpoints are saved again")
         """Why no checkpoint can be saved for the time being."""
+        self._roster: frozenset[str] = frozenset()
+        """Volunteers of the step, or averaging, that began last."""
         self._trials = SampleTrials(run)
         self._trying: set[asyncio.Task[None]] = set()
         self._amend()
@@ -187,7 +189,7 @@ class CoordinatorService:
                 case d.Send(to, message):
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
-                        self._node.listener.members = frozenset(message.roster)
+                        self._know(frozenset(message.roster))
                         self._logs.began(to, message)
                         if message.entry:
                             message = self._with_ticket(to, message)
@@ -208,6 +210,15 @@ class CoordinatorService:
                     if self._saving is not None:
                         await self._saving
                     self.halted.set_result(effect)
+
+    def _know(self, roster: frozenset[str]) -> None:
+        """Have no limits on strangers for `roster`, whose step begins, and for all other holders.
+
+        In a grouped run these are in steps of other clusters.
+        """
+        if roster != self._roster:
+            self._roster = roster
+            self._node.listener.members = roster.union(self.core.working())
 
     def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
         """`begin` with a ticket that proves to others that the late joiner `to` takes part."""

@@ -71,7 +71,7 @@ class Listener:
         self.reliable: Callable[[], Collection[str]] = tuple
         """The run's reliable peers, to which the limits on strangers do not apply either."""
         self.members: frozenset[str] = frozenset()
-        """The volunteers of the step: the limits on strangers do not apply to them."""
+        """The volunteers of the steps that run: the limits on strangers do not apply to them."""
         self.watchers: list[Watcher] = []
         """Called with each peer that is refused from now on (True), or no longer (False)."""
         self.strikes = Strikes()
