@@ -26,9 +26,9 @@ def expects_nobody() -> None:
     """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not
     for minutes.
     """
-    from hetpeer.bootstrap.coordinator import departures, machine
+    from hetpeer.bootstrap.coordinator import run_policy, step_verdicts
 
-    machine.room_s = departures.room_s = lambda _config: 4.0
+    run_policy.room_s = step_verdicts.room_s = lambda _config: 4.0
 
 
 def soon_calm() -> None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator.departures import RunPolicy
 from hetpeer.bootstrap.coordinator.handshake import Handshake
 from hetpeer.bootstrap.coordinator.machine import Event, Machine
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
     BadSample,
@@ -192,7 +192,7 @@ class Coordinator:
         effects = machine.on(Event.ROOM, now) if self._context.failures.wake(now) else []
         effects += machine.departures.lose(self.leases.expired(now), now, back=True)
         effects += machine.step_in(now)
-        effects += machine.judge(now)
+        effects += machine.states.judge(now)
         effects += machine.seal(now)
         effects += machine.departures.see_off(now)
         effects += machine.on(Event.TICK, now)
@@ -238,7 +238,7 @@ class Coordinator:
             return []
         if not machine.barrier.lets_in(volunteer, message.version, message.held, step, now):
             return machine.on(Event.ROOM, now)
-        line, effects = self.line, machine.hear_states(volunteer, message.held, now)
+        line, effects = self.line, machine.states.hear(volunteer, message.held, now)
         if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:
             return effects
         if step is not None and machine.barrier.takes(step, volunteer):
@@ -280,7 +280,7 @@ class Coordinator:
             return []
         if volunteer.digests or not volunteer.holds(message.held, self.history.version):
             return []
-        return [*self.machine.hear_states(volunteer, message.held, now), *self.machine.seal(now)]
+        return [*self.machine.states.hear(volunteer, message.held, now), *self.machine.seal(now)]
 
     _HANDLERS: Mapping[type, Callable[..., list[Effect]]] = {
         m.Claim: _claim,

@@ -16,27 +16,22 @@ Pure: time in, effects out. coordinator.py handles events of volunteers, and end
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
-from hetpeer.bootstrap.coordinator.commits import (
-    ban_records,
-    check_findings,
-    commit,
-    dispute_records,
-    evaluation_record,
-    refused,
-)
-from hetpeer.bootstrap.coordinator.departures import Departures, RunPolicy, WholeRun
+from hetpeer.bootstrap.coordinator.commits import commit, evaluation_record, refused
+from hetpeer.bootstrap.coordinator.departures import Departures
 from hetpeer.bootstrap.coordinator.move_watch import MoveWatch
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
+from hetpeer.bootstrap.coordinator.rollback import Retreat, Rollback
+from hetpeer.bootstrap.coordinator.run_policy import RunPolicy, WholeRun
+from hetpeer.bootstrap.coordinator.state_disputes import StateDisputes
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
+from hetpeer.bootstrap.coordinator.step_verdicts import StepVerdict, StepVerdicts
 from hetpeer.bootstrap.coordinator.steps import StepQueue
-from hetpeer.bootstrap.log.record_text import bad_sample_text
-from hetpeer.bootstrap.state.backups import kept, needed_backups, note_backups
+from hetpeer.bootstrap.state.backups import note_backups
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
     BadSample,
@@ -46,12 +41,7 @@ from hetpeer.bootstrap.state.effects import (
     Send,
     TryMicrobatch,
 )
-from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.trust.state_agreement import StateAgreement
-
-MOST = 200
-"""Characters of each text in a `bad_sample` record."""
 
 
 class Event(enum.Enum):
@@ -77,14 +67,19 @@ class Machine:
 
     def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None) -> None:
         self._context = context
-        self.agreement = StateAgreement(context)
-        self.checkpoints = CheckpointCollection(context, self.agreement)
+        agreement = StateAgreement(context)
+        self.checkpoints = CheckpointCollection(context, agreement)
         self.steps = StepQueue(context)
         self.barrier = StepBarrier(context, now)
         self.move_watch = MoveWatch(context)
         self.rebalancing = Rebalancing(context, self.checkpoints, self.move_watch)
         self.policy = policy or WholeRun(context, self.barrier)
         self.departures = Departures(context, self)
+        self.states = StateDisputes(context, agreement, self.checkpoints, self.departures, self.roll_back)
+        self._verdicts = StepVerdicts(context, self.policy)
+        self._rollback = Rollback(
+            context, self.policy, self.barrier, self.steps, self.checkpoints, self.move_watch
+        )
 
     def on(self, event: Event, now: float) -> list[Effect]:
         """Answer `event` as `TABLE` says for the state that holds now."""
@@ -182,102 +177,50 @@ class Machine:
         if mute := step.reduction.mute(now):
             self._context.disputed_pairs.waited_in_vain(mute)
             return self.departures.fence(mute, now)
-        if step.orphaned and (why := self.policy.gap_is_final(now)):
-            return self.roll_back(why, now)
-        if self.barrier.hopeless(step, now):
-            why = f"nobody comes for block {step.orphaned[0]}"
-            if self.policy.whole_run:
-                return self.roll_back(why, now)
-            if self._context.history.stored:
-                return self.go_back(self._context.history.version, why, now)
+        if (retreat := self._rollback.for_orphans(step, now)) is not None:
+            return self._retreat(retreat, now)
         return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
 
     def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """Act on what `step` reports: log its disputes, then fence, roll back, commit or go on."""
-        return [*dispute_records(self._context, step), *self._outcome(step, now)]
+        """Act on what `step` reports: end the run, fence, begin anew, commit or go on."""
+        return self._carry_out(self._verdicts.judge(step, now), step, now)
 
-    def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """Handle the gravest report: trouble, a failure, peers to fence, findings of checks, a decision."""
-        context, departures = self._context, self.departures
-        if (trouble := step.reduction.trouble) is not None:
-            return self._end(trouble, completed=False)
-        if (failure := step.failed()) is not None:
-            return self._cannot_compute(step, failure, now)
-        if (why := step.nothing_left) is not None:
-            return self._end(why, completed=False)
-        if out := step.reduction.to_fence():
-            return [*ban_records(context, step.number, out), *departures.fence(out, now)]
-        found, line = check_findings(context, step), context.line
-        logged = found.logged
-        if out := {peer: why for peer, why in found.out.items() if peer in context.members.volunteers}:
-            logged += departures.fence(out, now)
-        if found.anew and context.line == line:
-            return [*logged, *self.go_back(context.history.version, found.anew, now)]
-        if out:
-            return logged
+    def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
+        """We have computed a microbatch ourselves; `bad`: nobody can. Its step may be over."""
+        step = self.steps.awaiting(trial)
+        if step is None:
+            return []
+        return self._carry_out(self._verdicts.tried(step, trial, bad, now), step, now)
+
+    def _carry_out(self, verdict: StepVerdict, step: CoordinatedStep, now: float) -> list[Effect]:
+        context = self._context
+        effects, line = list(verdict.effects), context.line
+        if verdict.halt is not None:
+            return effects + self._end(verdict.halt, completed=False)
+        if verdict.fenced:
+            effects += self.departures.fence(verdict.fenced, now)
+        if verdict.anew and context.line == line:  # otherwise the run went back because of those fenced
+            return effects + self.go_back(context.history.version, verdict.anew, now)
+        return effects if verdict.fenced or verdict.waits else effects + self._go_on(step, now)
+
+    def _go_on(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        """Commit `step` if it is decided, end it if it only evaluates, or stay in it."""
         if step.reduction.decision is not None:
-            return [*logged, *self._decided(step, step.reduction.decision, now)]
+            return self._decided(step, step.reduction.decision, now)
+        context = self._context
         if step.evaluated_only:
             self.steps.remove(step)
             context.state = CoordinatorState.WAITING
             return [context.log(**evaluation_record(step)), *self.at_barrier(now)]
         reducing = self.steps.first.reduction.under_way
         context.state = CoordinatorState.REDUCING if reducing else CoordinatorState.TRAINING
-        return logged
-
-    def _cannot_compute(self, step: CoordinatedStep, failure: FailedMicrobatch, now: float) -> list[Effect]:
-        """Every holder of some block failed a microbatch: we try it, then others do before the run ends."""
-        context = self._context
-        if (known := context.history.bad.get(step.bad_key(failure.id))) is not None:
-            return self._leave_out(step, failure.id, known, now)
-        if step.begins_trial(failure):
-            return [TryMicrobatch(context.line.cluster, failure.batch, failure.id)]
-        if step.awaits_trial(failure.id):
-            return []
-        for peer in failure.holders:
-            context.members.volunteers[peer].slow = True
-        replaceable = context.members.spare() is not None or bool(
-            needed_backups(context.members, context.history.version)
-        )
-        if context.failures.are_final(failure, room_s(context.config), now, replaceable=replaceable):
-            return self._end(failure.why, completed=False)
-        self.policy.rest(failure.holders, now)
-        return self.departures.fence(dict.fromkeys(failure.holders, failure.why), now)
-
-    def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
-        """We have computed a microbatch ourselves; `bad`: nobody can. Then it is skipped, or the run ends."""
-        context = self._context
-        step = next((s for s in self.steps if s.batch == trial.batch and s.awaits_trial(trial.id)), None)
-        if step is None:
-            return []
-        if bad is None:
-            step.tried(trial.id)
-            return self.follow(step, now)
-        batch, _ = step.bad_key(trial.id)
-        record = context.log(
-            kind="bad_sample",
-            batch=batch,
-            id=trial.id,
-            step=step.number,
-            where=bad.where[:MOST],
-            why=bad.why[:MOST],
-            skipped=context.config.skips,
-        )
-        return [record, *self._leave_out(step, trial.id, record.record, now)]
-
-    def _leave_out(
-        self, step: CoordinatedStep, microbatch: int, known: Mapping[str, Any], now: float
-    ) -> list[Effect]:
-        """Skip a microbatch that nobody can compute, or end the run; `known`: the record that says so."""
-        if not self._context.config.skips:
-            return self._end(bad_sample_text(known), completed=False)
-        return [*step.skip(microbatch, now), *self.follow(step, now)]
+        return []
 
     def _decided(
         self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
     ) -> list[Effect]:
         """All voted alike: commit, unless states differ or a lone holder's norm is refused."""
-        if differing := self.judge(now, last=True):
+        if differing := self.states.judge(now, last=True):
             return differing
         if alone := refused(self._context, step, decision):
             self.policy.rest(list(alone), now)
@@ -308,35 +251,12 @@ class Machine:
         self.steps.installed()
         return self._next(now) if self.steps else self.at_barrier(now)
 
-    # ── in every state: what holders say of their states ────────────────────────────────────────────────────
-
-    def hear_states(self, volunteer: VolunteerState, held: Sequence[m.Held], now: float) -> list[Effect]:
-        """Take `volunteer`'s digests of the states that it holds of the current version."""
-        self.agreement.hear(volunteer, held)
-        return self.judge(now)
-
-    def judge(self, now: float, *, last: bool = False) -> list[Effect]:
-        """Fence holders of another state than most; roll back on a tie. `last`: wait for no silent holder."""
-        found = self.agreement.judge(last=last)
-        out = dict.fromkeys(sorted(found.wrong), "its state is not that of most holders")
-        effects = self.departures.fence_liars(out, found.made, now) if out else []
-        if found.torn is None:
-            return effects
-        disputed_pairs, line = self._context.disputed_pairs, self._context.line
-        why = f"holders of block {found.torn[0]} have different states"
-        one = disputed_pairs.blamed(found.torn[1])
-        disputed_pairs.fenced(one, shunned=False)
-        disputed_pairs.waited_in_vain([one])
-        effects += self.departures.fence({one: why}, now)
-        if self._context.line == line:
-            effects += self.roll_back(why, now)
-        self.checkpoints.soon()
-        return effects
+    # ── in every state: checkpoints, and volunteers that leave ──────────────────────────────────────────────
 
     def seal(self, now: float) -> list[Effect]:
         """Complete the checkpoint that is collected, if all its states are there and right."""
-        if false := self.checkpoints.false(now):
-            return self.departures.fence_liars(false, false, now)
+        if fenced := self.states.judge_uploads(now):
+            return fenced
         effects = self.checkpoints.look(now)
         if not effects:
             return []
@@ -364,44 +284,28 @@ class Machine:
 
     def roll_back(self, why: str, now: float) -> list[Effect]:
         """Go back to the last complete checkpoint; a cluster that has none falls apart."""
-        version = self.policy.goes_back_to()
-        return self.dissolve(why) if version is None else self.go_back(version, why, now)
+        return self._retreat(self._rollback.to_checkpoint(why), now)
 
     def without_holder(self, why: str, now: float) -> list[Effect]:
-        """Give up the steps that run: a block has no holder. Those who may bring it back are awaited, or
-        others fetch the version from the store.
-        """
-        members, version = self._context.members, self._context.history.version
-        awaited, until = set(self.barrier.awaited), self.barrier.return_by
-        at_hand = self._context.history.stored or kept(members, version).issuperset(members.uncovered())
-        if not awaited and not at_hand:
-            return self.roll_back(why, now)
-        effects = self.go_back(version, why, now)
-        if awaited:
-            self.barrier.await_until(awaited, until)
+        """Give up the steps that run: a block has no holder."""
+        return self._retreat(self._rollback.without_holder(why), now)
+
+    def _retreat(self, retreat: Retreat, now: float) -> list[Effect]:
+        """Go back as decided, or fall apart."""
+        if retreat.version is None:
+            return self.dissolve(retreat.why)
+        effects = self.go_back(retreat.version, retreat.why, now)
+        if retreat.awaited:
+            self.barrier.await_until(retreat.awaited, retreat.until)
         return effects
 
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:
         """Go on with `version` in a new view; steps under way are given up, its holders keep their state."""
         context = self._context
-        given_up = self.steps.clear()
-        stopped = self.move_watch.stop(f"the run went back: {why}")
-        self.checkpoints.abandon()
-        self.barrier.leave()
-        same = version == context.history.version
-        holders = context.members.roster() if same else {}
-        context.state = CoordinatorState.WAITING
-        context.line = line = context.line.model_copy(update={"view": context.line.view + 1})
-        record = context.log(
-            kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
-        )
-        context.members.start_over(same=same)
-        if holders:
-            context.state = CoordinatorState.SYNCING
-        self.barrier.gather([context.members.volunteers[peer] for peer in holders], now)
-        told = m.RolledBack(line=line, version=version, why=why)
-        tell = [Send(peer, told) for peer in context.members.volunteers]
-        return [*stopped, record, *tell, *self.at_barrier(now)]
+        holders = list(context.members.roster()) if version == context.history.version else []
+        context.state = CoordinatorState.SYNCING if holders else CoordinatorState.WAITING
+        context.line = context.line.model_copy(update={"view": context.line.view + 1})
+        return [*self._rollback.begin_anew(version, why, holders, now), *self.at_barrier(now)]
 
     def dissolve(self, why: str) -> list[Effect]:
         """Let a cluster fall apart."""

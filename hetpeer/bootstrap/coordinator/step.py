@@ -1,7 +1,7 @@
 """One step at the coordinator: from Begin to the exact cover, which step_reduction.py then reduces.
 
-Pure. It hands out ids and keeps the ledger (step_ledger.py). machine.py looks at `reduction`,
-`failed` and `evaluated_only` after each event and decides what follows for the run.
+Pure. It hands out ids and keeps the ledger (step_ledger.py). After each event step_verdicts.py looks at
+`reduction` and `failed`, and machine.py at `evaluated_only`: they decide what follows for the run.
 """
 
 from __future__ import annotations

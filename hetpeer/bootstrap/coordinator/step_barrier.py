@@ -10,7 +10,7 @@ long after each wait in vain. All these waits together take at most a share of t
 names a peer uses. Several such volunteers share one wait.
 
 Between steps, a block without a holder makes the run wait: first for its former holders, then a redundant
-volunteer is moved to it. machine.py decides about a roll-back.
+volunteer is moved to it. rollback.py decides whether the run goes back.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import given_up
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
+from hetpeer.bootstrap.state.effects import Effect, NextStep, Send, TryMicrobatch
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
@@ -53,6 +53,11 @@ class StepQueue:
     def numbered(self, number: int | None) -> CoordinatedStep | None:
         """The step with this number."""
         return next((step for step in self._steps if step.number == number), None)
+
+    def awaiting(self, trial: TryMicrobatch) -> CoordinatedStep | None:
+        """The step that waits for the result of `trial`."""
+        known = (step for step in self._steps if step.batch == trial.batch)
+        return next((step for step in known if step.awaits_trial(trial.id)), None)
 
     # ── they begin and end ──────────────────────────────────────────────────────────────────────────────────
 
