@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from benchmarks import report
 from benchmarks.journal import Journal, sources
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation import overlap_histories

@@ -6,7 +6,8 @@ reducer.
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import InStep, Member, Origin, Phase
+from hetpeer.averaging.member.member import InStep, Member, Origin
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.stages.pipeline import effects as p
 
@@ -99,8 +100,8 @@ def member_in(phase):
     stages = [
         (Phase.JOINING, lambda: member.receive(welcome())),
         (Phase.PREPARING, lambda: member.receive(m.Granted(line=LINE, begin=0, end=2))),
-        (Phase.SYNCING, lambda: (member.prepared(1e9), member.receive(fetch()))),
-        (Phase.READY, lambda: member.state_loaded(LINE, STEP.number, DIGESTS)),
+        (Phase.SYNCING, lambda: (member.life.prepared(1e9), member.receive(fetch()))),
+        (Phase.READY, lambda: member.life.loaded(LINE, STEP.number, DIGESTS)),
         (Phase.TRAINING, lambda: member.receive(begin())),
         (Phase.REDUCING, lambda: (loss_made(member), reduced(member))),
         (Phase.APPLYING, lambda: member.receive(commit())),

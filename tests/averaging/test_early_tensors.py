@@ -5,7 +5,7 @@ import pytest
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.held_step import Bundle
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.member.position import MAX_EARLY, NEAR, EarlyTensor, EarlyTensors, Origin
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.routes import Hop

@@ -2,7 +2,8 @@
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import InStep, Origin, Phase
+from hetpeer.averaging.member.member import InStep, Origin
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.stages.pipeline.effects import Release
 from tests.averaging.rig import DIGESTS, LINE, ME, STEP, member_in, new_member, place, welcome
 
@@ -124,7 +125,7 @@ def test_whoever_has_no_place_is_on_the_line_of_everybody_until_it_has_one():
 
 def test_a_state_of_another_cluster_is_not_vouched_for():
     member = member_in(Phase.READY)
-    assert member.position.digests == DIGESTS
+    assert member.life.position.digests == DIGESTS
     member.receive(welcome(line=LINE.model_copy(update={"cluster": 4}), member=True))
     assert member.version is None
 
@@ -182,7 +183,7 @@ def voted_beside_a_step():
 def test_a_delayed_averaging_goes_beside_a_step_and_is_installed_between_two():
     member = voted_beside_a_step()
     assert member.receive(m.Gone(line=LINE, group=GROUP + 1, peers=(THERE,))) == []
-    member.position.version = STEP.number + 1  # the step was committed and applied
+    member.life.position.version = STEP.number + 1  # the step was committed and applied
     ended, *installs = member.receive(decided(STEP.number + 1))
     assert isinstance(ended, e.EndStep)
     assert inner(installs) == [
@@ -206,7 +207,7 @@ def test_a_mean_is_installed_between_two_steps_that_overlap():
     assert [step.id.number for step in member.work.steps] == [STEP.number, STEP.number + 2]
     first = member.work.steps[0]
     member.work.drop_step(first)  # it was committed and applied
-    member.position.version = STEP.number + 1
+    member.life.position.version = STEP.number + 1
     installs = member.receive(decided(STEP.number + 1))
     assert inner(installs) == [
         e.InstallAverage(b, 1, STEP.number + 1, f"sum {b}", 0.5, needed=STEP.number) for b in (0, 1)

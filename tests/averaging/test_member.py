@@ -5,7 +5,8 @@ import pytest
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.held_step import Bundle
-from hetpeer.averaging.member.member import InStep, Origin, Phase
+from hetpeer.averaging.member.member import InStep, Origin
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop
 from hetpeer.stages.pipeline.routes import Hop
@@ -176,11 +177,11 @@ def test_messages_of_an_older_line_change_nothing(phase):
 def test_a_life_from_the_handshake_to_the_second_step():
     member = new_member()
     assert names(member.receive(welcome())) == "Choose"
-    assert names(member.chosen(place())) == "Tell claim"
+    assert names(member.life.chosen(place())) == "Tell claim"
     assert member.receive(m.Granted(line=LINE, begin=0, end=2)) == [e.Prepare(0, 2)]
-    assert names(member.prepared(1e9)) == "Tell prepared"
+    assert names(member.life.prepared(1e9)) == "Tell prepared"
     assert names(member.receive(fetch())) == "FetchState"
-    (ready,) = member.state_loaded(LINE, 3, DIGESTS)
+    (ready,) = member.life.loaded(LINE, 3, DIGESTS)
     assert (ready.message.version, [h.digest for h in ready.message.held]) == (3, list(DIGESTS.values()))
     member.receive(begin())
     loss_made(member)
@@ -373,9 +374,9 @@ def test_while_a_state_is_loaded_nothing_is_vouched_for():
     member.receive(fetch(version=4))
     (hello,) = member.connected()
     assert hello.message.held == ()
-    assert member.state_loaded(LINE, 3, DIGESTS) == []
-    assert member.state_loaded(OLD, 4, DIGESTS) == []
-    assert names(member.state_loaded(LINE, 4, DIGESTS)) == "Tell ready"
+    assert member.life.loaded(LINE, 3, DIGESTS) == []
+    assert member.life.loaded(OLD, 4, DIGESTS) == []
+    assert names(member.life.loaded(LINE, 4, DIGESTS)) == "Tell ready"
 
 
 def test_a_fetch_of_what_is_held_needs_no_transfer():
@@ -392,7 +393,7 @@ def test_graphs_that_are_loaded_are_not_loaded_again():
     assert member.receive(m.Granted(line=LINE, begin=1, end=2)) == [e.Prepare(1, 2)]
     member.receive(welcome())
     assert member.receive(m.Granted(line=LINE, begin=1, end=2)) == []
-    assert names(member.prepared(1e9)) == "Tell prepared"
+    assert names(member.life.prepared(1e9)) == "Tell prepared"
 
 
 def test_a_place_is_offered_only_when_its_graphs_are_loaded():

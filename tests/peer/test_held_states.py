@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import SaveState
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.dht.base.file_pieces import read
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.transport.exchange import PassingState
@@ -46,10 +46,10 @@ async def test_a_copy_of_another_line_is_not_given_for_one_of_this(tmp_path):
     await asyncio.gather(*states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})))
     worker.content = b"second"
     assert await given(states) == b"first", "as it was when it was asked for"
-    member.position.line = m.TermView(term=LINE.term, view=LINE.view + 1)
+    member.life.position.line = m.TermView(term=LINE.term, view=LINE.view + 1)
     assert await given(states) == b"second"
     await asyncio.gather(*states.snapshot(SaveState(member.line, VERSION, {1: "digest 1"})))
-    member.position.line = LINE
+    member.life.position.line = LINE
     worker.content = b"third"
     assert await given(states) == b"third"
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.averaging.effects import FetchState, StepId
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.messages import TermView
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.averaging.effects import FetchState, SaveState
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, record_of
 from hetpeer.bootstrap.storage.file_service import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.options import parse_duration
 from hetpeer.peer.cli.volunteer.pause_command import standing_text

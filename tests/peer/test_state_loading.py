@@ -25,7 +25,8 @@ class Loads:
         self.done = asyncio.Event()
         self.told: list[tuple[TermView, int, Any]] = []
         self.tasks = TaskSet(self.told.append)
-        member: Any = SimpleNamespace(state_loaded=lambda *what: self.told.append(what) or ())
+        life = SimpleNamespace(loaded=lambda *what: self.told.append(what) or ())
+        member: Any = SimpleNamespace(life=life)
         fetcher: Any = lambda: self  # noqa: E731
         self.loading = StateLoading(member, self.tasks, fetcher, list)
         self.loading.use(SPECS, None)

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.peer.training.volunteer_figures import RECENT_S, OccupationShares
 from hetpeer.stages.pipeline import effects as p

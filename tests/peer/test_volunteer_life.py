@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.owned_daemon import Notifier

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.run.manifest import Manifest, validated
 from hetpeer.peer.daemon import volunteer_progress
 from hetpeer.peer.daemon.volunteer_progress import (
@@ -29,7 +29,9 @@ def volunteer(phase: Phase, *, spared: bool = False, **figures: int) -> Any:
     """One in this phase, with blocks 1 and 2; `spared`: as a backup."""
     return SimpleNamespace(
         figures=VolunteerFigures(**figures),
-        member=SimpleNamespace(place=(1, 3), phase=phase, is_spared=spared, version=7, loss=2.5),
+        member=SimpleNamespace(
+            place=(1, 3), phase=phase, life=SimpleNamespace(is_spared=spared), version=7, loss=2.5
+        ),
         session=SimpleNamespace(is_up=True, leaving=False),
         tokens_per_second=12.0,
     )

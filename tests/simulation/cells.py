@@ -4,7 +4,7 @@ tests/simulation/test_histories.py fails for a cell that is neither reached nor 
 that is.
 """
 
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from tests.simulation.coverage import MEMBER_MESSAGES
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.state.effects import CoordinatorState
 
 Cell = tuple[str, str]

@@ -259,9 +259,9 @@ def stale_joiner() -> AbstractContextManager[None]:
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
         assert self.place is not None
-        self.position.version = message.version
-        self.position.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
-        return [*self.work.drop_steps(), self._ready()]
+        self.life.position.version = message.version
+        self.life.position.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
+        return [*self.work.drop_steps(), self.life.ready()]
 
     return _answering(m.Fetch, fetch)
 
@@ -271,9 +271,9 @@ def half_loaded() -> AbstractContextManager[None]:
     original = vars(Member)["_fetch"]
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
-        held = self.position.version, self.position.digests
+        held = self.life.position.version, self.life.position.digests
         effects: list[Effect] = original(self, message)
-        self.position.version, self.position.digests = held
+        self.life.position.version, self.life.position.digests = held
         return effects
 
     return _answering(m.Fetch, fetch)

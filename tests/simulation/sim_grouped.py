@@ -21,7 +21,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import WAITED, Adaptive, WaitWindow
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.grouped.recut import WHY
 from hetpeer.bootstrap.log.credit import Contributors, Credit

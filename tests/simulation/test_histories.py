@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.coordinator import commits
 from hetpeer.bootstrap.log.credit import Credit, work_in
 from hetpeer.bootstrap.state.effects import CoordinatorState

@@ -62,7 +62,7 @@ def _too_small(choices: Sequence[Choice], offered: Offered) -> LocalError:
 
 @dataclass(slots=True)
 class Position:
-    """Term-view, place and state. Written by member.py alone; position.py fences tensors against it."""
+    """Term-view, place and state. Written by member_life.py alone; position.py fences tensors against it."""
 
     line: m.TermView = field(default_factory=lambda: m.TermView(term=0, view=0))
     place: m.Range | None = None

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.leaving import HAND_OVER_S, called_off, rejection, say_farewell
@@ -105,7 +105,7 @@ async def _live(
     name, memory = files.run.manifest.name, memory_text(offer.memory)
     _log.info("run %s: computes on %s, offers %s", name, device_name, memory)
     member = volunteer.member
-    daemon.follow(lambda: doing(member.phase, in_touch=volunteer.session.is_up, spared=member.is_spared))
+    daemon.follow(lambda: doing(member.phase, in_touch=volunteer.session.is_up, spared=member.life.is_spared))
     ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted, lambda: presence.coordinate.known)
     beside = [
         presence.serve(volunteer.state),

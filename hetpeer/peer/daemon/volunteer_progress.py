@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hetpeer.averaging.member.member import Member, Phase
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.control.control_messages import LinkStatus, VolunteerStatus
@@ -151,7 +152,7 @@ def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
     if not session.is_up:
         return "waiting for the coordinator: it does not answer" if rest_s > SHOWN_AFTER_S else ""
     match member.phase:
-        case _ if member.is_spared:
+        case _ if member.life.is_spared:
             return f"backup for {_blocks(member)}: steps are shorter without you; you step in if others leave"
         case Phase.PREPARING:
             return f"getting {_blocks(member)} ready"

@@ -175,7 +175,7 @@ class SimSender:
                 raise AssertionError(effect)
 
     def _origin(self, step: e.StepId, plan: int | None = None) -> Origin:
-        return Origin(self._name, self._member.hello.incarnation, step.on_wire, plan)
+        return Origin(self._name, self._member.life.hello.incarnation, step.on_wire, plan)
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         """Send an activation; one that was sent before is preceded by a nudge."""

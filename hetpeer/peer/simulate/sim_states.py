@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member, Phase
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.peer.simulate.sim_coordinator import SimCoordinator
@@ -68,7 +69,7 @@ class SimStates:
                 return ()
             if not missing:
                 self._order = None
-                return core.state_loaded(newest.line, newest.version, digests)
+                return core.life.loaded(newest.line, newest.version, digests)
             block = missing[0]
             state = self._find(newest, block)
             if state is None:
@@ -146,7 +147,7 @@ class SimStates:
             return self._copies[member.line, version, block]
         if (
             member.version != version
-            or block not in member.position.digests
+            or block not in member.life.position.digests
             or member.phase is Phase.APPLYING
         ):
             return None

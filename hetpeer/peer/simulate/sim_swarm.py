@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect as MemberEffect
-from hetpeer.averaging.member.member import Member, Phase
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core

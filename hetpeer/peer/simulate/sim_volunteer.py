@@ -170,7 +170,7 @@ class SimVolunteer:
                 swarm.tell(self, message)
                 self.conduct.said(message)
             case e.Choose(places):
-                self.perform(self.member.chosen(self._choice(places)))
+                self.perform(self.member.life.chosen(self._choice(places)))
             case e.Prepare(begin, end):
                 self._prepare((begin, end))
             case e.FetchState():
@@ -258,7 +258,7 @@ class SimVolunteer:
             if order != self._preparing:
                 return ()
             self.worker.graphs_of = place
-            return core.prepared(self.speed)
+            return core.life.prepared(self.speed)
 
         def load(_core: Member) -> Iterable[Effect]:
             self.worker.submit(0.0, finish)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetpeer.averaging.effects import SaveState
-from hetpeer.averaging.member.member import Member, Phase
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
@@ -191,7 +192,7 @@ class HeldStates:
                     # `dump` posts its command now, so the worker copies before any later update. The
                     # digest is read before the await for the same reason.
                     state, written = self._dump(block)
-                    digest = self._member.position.digests[block]
+                    digest = self._member.life.position.digests[block]
                     try:
                         return _Copy(state, await written, digest)
                     except BaseException:
@@ -211,6 +212,6 @@ class HeldStates:
         member = self._member
         return (
             member.version == version
-            and block in member.position.digests
+            and block in member.life.position.digests
             and member.phase is not Phase.APPLYING
         )

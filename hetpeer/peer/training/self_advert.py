@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import BACKUP, LEFT, MAX_LINKS, Advert, LinkNote, Roster
@@ -95,7 +95,7 @@ def volunteer_advert(
         name=volunteer.offer.name,
         addresses=tuple(node.addresses()[:8]),
         role="volunteer",
-        state=BACKUP if member.is_spared else member.phase.value,
+        state=BACKUP if member.life.is_spared else member.phase.value,
         block_begin=begin,
         block_end=end,
         step=member.version or 0,
@@ -114,11 +114,11 @@ def volunteer_advert(
         uplink=round(volunteer.links.outflow.seen or volunteer.offer.uplink),
         downlink=round(volunteer.offer.downlink),
         coordinate=tuple(coordinate),
-        flops_per_second=float(round(member.hello.flops_per_second)),
+        flops_per_second=float(round(member.life.hello.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),
         **volunteer.offer.hello_fields(),
         gpu_bytes=volunteer.offer.gpu_bytes,
-        processor=volunteer.offer.processor.mark(member.hello.run),
+        processor=volunteer.offer.processor.mark(member.life.hello.run),
         processor_part=round(volunteer.offer.processor.part, 4),
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),
@@ -130,7 +130,7 @@ def notable_of_volunteer(volunteer: Volunteer) -> object:
     """Phase and place: an advert is published at once when they change. All phases of a step count as one."""
     member = volunteer.member
     phase = True if member.phase in AT_WORK else member.phase
-    return BACKUP if member.is_spared else phase, member.place
+    return BACKUP if member.life.is_spared else phase, member.place
 
 
 def workless_advert(node: Node, name: str, state: str) -> Advert:

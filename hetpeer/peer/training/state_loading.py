@@ -62,4 +62,4 @@ class StateLoading:
         digests, *_ = await asyncio.gather(loading, *warming)
         newest, self._order = self._order, None
         assert newest is not None
-        self._perform(self._member.state_loaded(newest.line, newest.version, digests))
+        self._perform(self._member.life.loaded(newest.line, newest.version, digests))

@@ -276,7 +276,7 @@ class StepDriver:
     def _head(self, step: e.StepId) -> dict[str, Any]:
         """The fields of a head that name the step, and us."""
         wire = step.on_wire
-        return {"line": wire.line, "step": wire.number, "incarnation": self._member.hello.incarnation}
+        return {"line": wire.line, "step": wire.number, "incarnation": self._member.life.hello.incarnation}
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         """Queue an activation; one that was sent before is preceded by a nudge."""

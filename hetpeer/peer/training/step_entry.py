@@ -95,7 +95,7 @@ class StepEntry:
             else Introduction(
                 line=begin.line,
                 step=begin.step,
-                incarnation=self._member.hello.incarnation,
+                incarnation=self._member.life.hello.incarnation,
                 begin=place[0],
                 end=place[1],
                 ticket=begin.ticket,
@@ -117,7 +117,7 @@ class StepEntry:
         step = self._member.work.step
         assert step is not None
         failpoints.reached("ask_leftovers")
-        for line in self._evidence.found(step, self._member.hello.incarnation, sender, found):
+        for line in self._evidence.found(step, self._member.life.hello.incarnation, sender, found):
             self._tell(line)
         self._plane.introduce(sender)
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member, Origin, Phase
+from hetpeer.averaging.member.member import Effect, Member, Origin
+from hetpeer.averaging.member.member_life import Phase
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.tensor_heads import ActivationHead
@@ -151,7 +152,9 @@ class Volunteer:
         """Take part until the run ends. Raises `LocalError` (no place fits, disk full), `WorkerDiedError`."""
         try:
             await self._plane.start()
-            self._tasks.spawn(self.session.run(lambda: self.member.hello.incarnation), name="control session")
+            self._tasks.spawn(
+                self.session.run(lambda: self.member.life.hello.incarnation), name="control session"
+            )
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = TaskBoard(self._node, self._files.run.run_id)
             ids = self._manifest.training.ids
@@ -276,7 +279,7 @@ class Volunteer:
             failpoints.before(effect)
         match effect:
             case e.Choose(places):
-                self.perform(self.member.chosen(choose_place(places, self.offer.memory)))
+                self.perform(self.member.life.chosen(choose_place(places, self.offer.memory)))
             case e.Prepare(begin, end):
                 self._preparing = self._instead(self._preparing, self._prepare(begin, end))
             case e.FetchState():
@@ -287,7 +290,7 @@ class Volunteer:
             case e.RecordApplied():
                 bundles = self._steps.coded_bundles(effect.step)
                 for line in self._evidence.applied(
-                    effect, self.member.hello.incarnation, self.offer.arithmetic, bundles
+                    effect, self.member.life.hello.incarnation, self.offer.arithmetic, bundles
                 ):
                     self.session.give_evidence(line)
                 number = effect.step.number
@@ -346,7 +349,7 @@ class Volunteer:
         self._states.use(posts, self._place.state_bytes)
         self._loading.use(specs, source)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
-        self.perform(self.member.prepared(speed))
+        self.perform(self.member.life.prepared(speed))
 
     def _fetcher(self) -> StateFetcher:
         """A fetcher that asks today's reliable peers."""
