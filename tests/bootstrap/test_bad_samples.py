@@ -5,8 +5,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.step_failures import MAX_FAILURES
 from hetpeer.bootstrap.state.effects import BadSample, CoordinatorState, Send
-from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
 from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import Court, failed, kinds
 

@@ -3,13 +3,13 @@
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.step_failures import MAX_FAILURES
 from hetpeer.bootstrap.coordinator.step_ledger import MAX_REOPENED
 from hetpeer.bootstrap.state.effects import CoordinatorState, Halt, Send
 from hetpeer.bootstrap.state.failed_microbatches import (
     ALONE,
     ENOUGH,
     LONE,
-    MAX_FAILURES,
     FailedMicrobatch,
     Failures,
     room_s,
@@ -94,7 +94,7 @@ def test_failures_are_heard_a_few_times_of_each_and_not_of_what_is_counted(court
     for _ in range(MAX_FAILURES):
         assert tasks(failed(court, "a")) == 1
     assert [failed(court, "a") for _ in range(50)] == [[]] * 50
-    assert len(court.core.machine.steps.first._failures._known[0]) == MAX_FAILURES
+    assert len(court.core.machine.steps.first.failures._known[0]) == MAX_FAILURES
     report(court, "b", part((1,)))
     assert failed(court, "a", microbatch=1) == []
     assert failed(court, "a", microbatch=1000) == []
@@ -147,7 +147,7 @@ def test_what_came_by_a_way_that_nobody_ordered_is_no_failure_and_nothing_passes
     court, liar, victim, other = two_by_two()
     court.core.machine.steps.first._ways._been[0].clear()
     assert unusable(court, other, liar) == [], "no id was to pass there"
-    assert not court.core.machine.steps.first._failures._known
+    assert not court.core.machine.steps.first.failures._known
     court.core.machine.steps.first._ways._been[0].update(way(court, 0))
     assert unusable(court, victim, liar)
     assert liar not in way(court, 0) + way(court, 1)
@@ -237,7 +237,7 @@ def test_a_failure_counts_only_of_whom_the_microbatch_may_have_come_to():
     route = court.core.machine.steps.first._ways._routes[0]
     (elsewhere, *_) = [peer for peer in "abc" if peer != route[0].peer]
     assert failed(court, elsewhere) == []
-    assert court.core.machine.steps.first._failures._known == {}
+    assert court.core.machine.steps.first.failures._known == {}
     assert court.core.machine.steps.first._ways._routes[0] == route
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.reputation import CheckRules
+from hetpeer.bootstrap.coordinator.step_failures import MAX_FAILURES
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.trust.reduce_complaints import REFUSED
 from hetpeer.dht.base.errors import ProtocolError

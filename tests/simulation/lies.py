@@ -9,7 +9,7 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.outliers import ENOUGH
-from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
+from hetpeer.bootstrap.coordinator.step_failures import MAX_FAILURES
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct
 from hetpeer.stages.block.fingerprint import pack, unpack
 from tests.simulation.checked_symbols import CheckedNumerics

@@ -77,15 +77,17 @@ def _commit_record(
         **({"behind": step.behind} if step.behind else {}),
         "workers": step.workers,
         "plan": step.reduction.reduce.plan,
-        **_skipped(step.ledger.skipped & step.sizes.keys()),
-        "loss": step.ledger.train_loss(step.weights),
+        **_skipped(step.ledger.skipped & step.samples.sizes.keys()),
+        "loss": step.ledger.train_loss(step.samples.weights),
         "norm": norm,
         "squares": [vote.squared_norm for _, vote in sorted(decision.items())],
         **group_squares(decision),
         "coefficient": clip_coefficient(norm, context.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
         **written(
-            work_in(step.reduction.covers.values(), step.sizes), context.history.contributors, step.roster
+            work_in(step.reduction.covers.values(), step.samples.sizes),
+            context.history.contributors,
+            step.roster,
         ),
         "seconds": now - step.reduction.awaited_at,
         "reduce_seconds": now - step.reduction.reduce.began_at,
@@ -182,8 +184,8 @@ def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> se
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
     """Log record of held-out loss and hits of the state with which `step` began."""
-    skipped = _skipped(step.ledger.skipped - step.sizes.keys())
-    loss = step.ledger.evaluation_loss(step.evaluation_weights)
+    skipped = _skipped(step.ledger.skipped - step.samples.sizes.keys())
+    loss = step.ledger.evaluation_loss(step.samples.evaluation_weights)
     found = step.ledger.evaluation_hits()
     hits = {} if found is None else {"hits": found}
     return {"kind": "evaluation", "step": step.number, "batch": step.batch, **skipped, "loss": loss, **hits}

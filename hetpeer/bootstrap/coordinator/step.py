@@ -1,7 +1,8 @@
 """One step at the coordinator: from Begin to the exact cover, which step_reduction.py then reduces.
 
-Pure. It hands out ids and keeps the ledger (step_ledger.py). After each event step_verdicts.py looks at
-`reduction` and `failed`, and machine.py at `evaluated_only`: they decide what follows for the run.
+Pure. It hands out ids and keeps the ledger (step_ledger.py); step_roster.py has its volunteers and the
+messages to them. After each event step_verdicts.py looks at `reduction` and `failures`, and machine.py at
+`evaluated_only`: they decide what follows for the run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.routing import Assignments
+from hetpeer.bootstrap.coordinator.step_failures import StepFailures
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
 from hetpeer.bootstrap.coordinator.step_reduction import StepReduction
+from hetpeer.bootstrap.coordinator.step_roster import StepRoster, StepTerms
+from hetpeer.bootstrap.coordinator.step_samples import StepSamples
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
-from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
+from hetpeer.bootstrap.state.effects import Effect, NextStep
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.state.work_shares import few, link_costs, rates, shunned
@@ -44,13 +47,10 @@ class CoordinatedStep:
     ) -> None:
         config, members = context.config, context.members
         self._context = context
-        first = len(config.sizes)
-        train = range(first if work.trains else 0)
-        evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
+        self.samples = samples = StepSamples(config, work)
         self.number = context.history.version + behind
         self.behind = behind
         """Number of versions by which the step's parameters are older than `number`."""
-        self._mean = mean
         self.batch = work.batch
         self.workers = work.workers
         self._work = work
@@ -60,31 +60,28 @@ class CoordinatedStep:
         speeds = rates([*ready, *coming], members.costs)
         most = warmed_up(config.link_ratio, work.batch, config.link_warmup)
         limited = context.issue_limits.limited
-        self._targets = context.ratio_choice.targets(ready, most, config.compression, limited)
-        links = link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None)
+        targets = context.ratio_choice.targets(ready, most, config.compression, limited)
+        links = link_costs(ready, speeds, config.compression, targets, mixed=config.checks is not None)
         apart = context.reputation.apart | shunned(ready)
-        self.ledger = StepLedger(train, evaluation, members.blocks)
-        self.sizes = dict(enumerate(config.sizes))
-        """Training id → its samples."""
-        self.weights = self.sizes if config.weights is None else dict(enumerate(config.weights(work.batch)))
-        """Training id → its weight in the mean loss."""
-        self._told = () if config.weights is None else tuple(self.weights.values())
-        weights = config.evaluation_weights or [1] * config.evaluation_microbatches
-        self.evaluation_weights = dict(enumerate(weights, first))
-        """Held-out id → its weight in the mean held-out loss."""
-        counts = {**self.weights, **self.evaluation_weights}
-        for microbatch in (*train, *evaluation):
-            bad = config.skips and self.bad_key(microbatch) in context.history.bad
-            if bad or not counts[microbatch]:
-                self.ledger.skip(microbatch)
-        self._failure: FailedMicrobatch | None = None
+        self.ledger = StepLedger(samples.training, samples.evaluation, members.blocks)
+        for microbatch in samples.left_out(context.history.bad):
+            self.ledger.skip(microbatch)
         self._timeouts = timeouts
         self.line = context.line
         self._blocks = members.blocks
-        self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
-        self._entries = 0
-        self._entrants: dict[str, m.Entrant] = {}
-        """Late joiners that are not announced to everybody yet."""
+        terms = StepTerms(
+            line=context.line,
+            number=self.number,
+            batch=self.batch,
+            microbatches=len(config.sizes),
+            behind=behind,
+            mean=mean,
+            blocks=members.blocks,
+            targets=targets,
+            weights=samples.told,
+        )
+        incarnations = {peer: one.incarnation for peer, one in members.volunteers.items()}
+        self._volunteers = StepRoster(terms, self.roster, incarnations)
         self._ways = Assignments(
             sorted(self.ledger.ids | self.ledger.evaluation),
             self.roster,
@@ -93,15 +90,13 @@ class CoordinatedStep:
             self.ledger.undone,
             self.ledger.holder,
             links,
-            context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
+            context.issue_limits.limits(self.roster, len(samples.training) or len(samples.evaluation)),
             apart,
         )
         self.reduction = StepReduction(
             context, self.number, self.roster, self.ledger, self._ways.route_taken, timeouts, now
         )
-        self._failures = FailureReports()
-        self._trials: dict[int, str | None] = {}
-        """Microbatch that the coordinator computes itself → what volunteers say of it; None: it could."""
+        self.failures = StepFailures(self.number, self.batch, self.roster, members.blocks, self.ledger)
         self._progress = ProgressTimer(now)
         self.stalls = 0
         """Number of times that work was handed out again since the last count."""
@@ -110,24 +105,7 @@ class CoordinatedStep:
         """Begin messages for the whole roster, with the first routes."""
         tasks = self._ways.tasks()
         self.leave(self._coming)  # they enter when they have the state
-        return [Send(peer, self._begin(peer, tasks.get(peer, ()))) for peer in self.roster]
-
-    def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
-        """Begin message for `peer`; `entry`: number of its late entry, 0 for the roster's first members."""
-        return m.Begin(
-            line=self.line,
-            step=self.number,
-            batch=self.batch,
-            microbatches=len(self._context.config.sizes),
-            roster=dict(self.roster),
-            incarnations=dict(self._incarnations),
-            tasks=tasks,
-            target=self._targets.get(peer, max(self._targets.values(), default=0.0)),
-            behind=self.behind,
-            mean=self._mean,
-            entry=entry,
-            weights=self._told if self.roster[peer][1] == self._blocks else (),
-        )
+        return self._volunteers.begin(tasks)
 
     @property
     def evaluated_only(self) -> bool:
@@ -137,23 +115,11 @@ class CoordinatedStep:
     @property
     def nothing_left(self) -> str | None:
         """Why the step cannot be decided: nothing is left that can be computed. None otherwise."""
-        for needed, left, what in (
-            (self._work.trains, self.ledger.ids, "microbatch"),
-            (self._work.evaluates, self.ledger.evaluation, "held-out microbatch"),
-        ):
-            if needed and not left:
-                weighed = ", or all have the weight 0" if self._context.config.weights else ""
-                return f"no {what} of step {self.number} can be computed{weighed}"
-        return None
-
-    def bad_key(self, microbatch: int) -> tuple[int | None, int]:
-        """Key of `microbatch` in `History.bad`: held-out ids are the same in every batch."""
-        return (self.batch if microbatch < len(self._context.config.sizes) else None), microbatch
-
-    def failed(self) -> FailedMicrobatch | None:
-        """The microbatch that all holders of some block have failed since this was last asked."""
-        failure, self._failure = self._failure, None
-        return failure
+        what = self.samples.lack(self.ledger.ids, self.ledger.evaluation)
+        if what is None:
+            return None
+        weighed = ", or all have the weight 0" if self._context.config.weights else ""
+        return f"no {what} of step {self.number} can be computed{weighed}"
 
     def blamed(self) -> Mapping[str, int]:
         """Holder → ids that were taken from it and were most likely stuck there."""
@@ -183,35 +149,22 @@ class CoordinatedStep:
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
         """Note a report of a slot: each block counts or is refused; blocks not held never count."""
-        self._check(peer, message)
+        if fault := self.ledger.fault(message.contents, message.losses, self.number):
+            raise ProtocolError(fault, peer=peer)
         begin, end = self.roster[peer]
         theirs = [part for part in message.contents if begin <= part.begin and part.end <= end]
         verdict = self.ledger.report(peer, message.slot, theirs, message.losses)
         if verdict is None:
             return []
-        settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
-        effects: list[Effect] = [Send(peer, settled)]
+        effects = [self._volunteers.settle(peer, message.slot, verdict.refused)]
         if verdict.progress:
             effects += self.reduction.checks.accepted(peer, theirs, verdict.refused)
         for rival, blocks in verdict.evicted.items():
             self.reduction.checks.lost(rival)
-            evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
-            effects.append(Send(rival, evict))
+            effects.append(self._volunteers.evict(rival, blocks))
         if verdict.progress:
             self._counted(now)
         return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
-
-    def _check(self, peer: str, message: m.Sealed) -> None:
-        """Check that blocks are in order and ids of this step: else one report could reopen thousands."""
-        checked_to, known = 0, self.ledger.ids | self.ledger.skipped
-        for part in message.contents:
-            if len(known.intersection(part.ids)) < len(part.ids):
-                raise ProtocolError(f"a report of ids that are not of step {self.number}", peer=peer)
-            if not checked_to <= part.begin < part.end:
-                raise ProtocolError("a report whose blocks are out of order", peer=peer)
-            checked_to = part.end
-        if not message.losses.keys() <= known:
-            raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
     def _evaluated(self, peer: str, message: m.Evaluated, now: float) -> list[Effect]:
         """Note losses and hits of evaluation microbatches, which the holder of the last block reports."""
@@ -230,52 +183,19 @@ class CoordinatedStep:
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: route it past the peer to blame.
 
-        The input from another peer may be at fault, and the reporter may be wrong. So only a peer that failed
-        the microbatch itself counts when nobody else is left.
+        The input from another peer may be at fault, and the reporter may be wrong (step_failures.py).
         """
         known = message.id in self._ways and self.ledger.is_undone(message.id)
         there = known and self._ways.may_be_at(message.id, peer)
-        if not (there and self._failures.hears(message.id, peer)):
+        if not (there and self.failures.hears(message.id, peer)):
             return self.part(peer, message.given)  # it may have come there some other way
         culprit = message.given or peer
-        self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
+        others_can = self.failures.add(message.id, peer, culprit, message.why)
         self._progress.over(now)
-        self._failure = self._nobody_can(message.id, message.why)
-        if self._failure is not None:
+        if not others_can:
             return []
-        again = self._hand_out({message.id}, self._failures.who_else(message.id, self.roster, self._blocks))
+        again = self._hand_out({message.id}, self.failures.who_else(message.id))
         return [*again, *self.part(peer, culprit)]
-
-    def _nobody_can(self, microbatch: int, why: str) -> FailedMicrobatch | None:
-        """The failure of `microbatch` at blocks whose holders have all failed it, if there are any."""
-        blocks = self._failures.nobody_can(microbatch, self.roster)
-        if not blocks:
-            return None
-        holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
-        return FailedMicrobatch(
-            batch=self.batch,
-            id=microbatch,
-            blocks=blocks,
-            holders=tuple(sorted(holders)),
-            times=self._failures.times(microbatch),
-            step=self.number,
-            what=why,
-        )
-
-    def begins_trial(self, failure: FailedMicrobatch) -> bool:
-        """Note that the coordinator is about to compute the microbatch of `failure`; False: it did before."""
-        fresh = failure.id not in self._trials
-        self._trials.setdefault(failure.id, failure.what)
-        return fresh
-
-    def tried(self, microbatch: int) -> None:
-        """Note that the coordinator found nothing wrong with `microbatch`: volunteers' failures count."""
-        why, self._trials[microbatch] = self._trials[microbatch], None
-        self._failure = self._nobody_can(microbatch, why or "")
-
-    def awaits_trial(self, microbatch: int) -> bool:
-        """Whether `microbatch` is undone, and what the coordinator finds of it is not known yet."""
-        return self._trials.get(microbatch) is not None and self.ledger.is_undone(microbatch)
 
     def skip(self, microbatch: int, now: float) -> list[Effect]:
         """Count `microbatch` nowhere. All report what is done: they may wait for a slot that never fills."""
@@ -283,13 +203,9 @@ class CoordinatedStep:
         effects: list[Effect] = []
         for peer, blocks in evicted.items():
             self.reduction.checks.lost(peer)
-            effects.append(Send(peer, m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))))
+            effects.append(self._volunteers.evict(peer, blocks))
         self._progress.over(now)
-        return [*effects, *self._hand_out(reopened), *self._urge(), *self.advance(now)]
-
-    def _urge(self) -> list[Effect]:
-        """Ask everybody to report what is done."""
-        return [self._tell(peer, ()) for peer in sorted(self.roster)]
+        return [*effects, *self._hand_out(reopened), *self._volunteers.urge(), *self.advance(now)]
 
     def part(self, peer: str, other: str) -> list[Effect]:
         """`peer` takes nothing of `other`: reroute what was to pass between them."""
@@ -312,18 +228,14 @@ class CoordinatedStep:
     def enter(self, peer: str, incarnation: int, place: Range, speed: float, now: float) -> list[Effect]:
         """`peer` holds the state with which the step began, and takes part from now on.
 
-        A volunteer that shares others' work is announced to all. One that fills a gap introduces itself to
-        those that wait for it: n announcements at once would be n² messages.
+        It is announced to all if it shares others' work. If it fills a gap it introduces itself.
         """
-        self._entries += 1
-        self.roster[peer], self._incarnations[peer] = place, incarnation
-        self._entrants[peer] = m.Entrant(peer=peer, incarnation=incarnation, begin=place[0], end=place[1])
+        begin = self._volunteers.enter(peer, incarnation, place)
         self._progress.over(now)
-        begin = Send(peer, self._begin(peer, (), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
         shared = {} if peer in self._context.issue_limits.limited else self._ways.share(peer, speed)
-        known = self._make_known() if shared else []
-        return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
+        known = self._volunteers.make_known() if shared else []
+        return [begin, *fresh, *known, *self._volunteers.hand_out(dict(sorted(shared.items())))]
 
     def shuts_out(self, peer: str) -> bool:
         """Whether `peer` was fenced in this step, or rests while the others get on without it."""
@@ -333,11 +245,8 @@ class CoordinatedStep:
 
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
-        left = [peer for peer in peers if self.roster.pop(peer, None) is not None]
-        for peer in left:
-            del self._incarnations[peer]
-            self._entrants.pop(peer, None)
-        self._failures.forget(left)
+        left = self._volunteers.leave(peers)
+        self.failures.forget(left)
         return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
@@ -368,7 +277,7 @@ class CoordinatedStep:
         last = undone if len(undone) <= most and self._progress.is_unusual(now) else set[int]()
         if 2 * len(undone & self.ledger.ids) <= len(self.ledger.ids):
             last = last | self._ways.tried(undone, most)
-        urged = self._urge() if self._progress.urges(now) else []
+        urged = self._volunteers.urge() if self._progress.urges(now) else []
         hedged = self._hand_out(self._ways.hedge(last))  # the first report of an id counts
         return [*urged, *hedged]
 
@@ -381,23 +290,14 @@ class CoordinatedStep:
         """Hand the uncounted ids out again."""
         self.stalls += 1
         self._progress.over(now)
-        known = self._make_known()
+        known = self._volunteers.make_known()
         undone = self.ledger.undone()
         self._ways.stuck(undone)
         return [*known, *self._hand_out(undone)]
 
-    def _make_known(self) -> list[Effect]:
-        """Announce late joiners to everybody: they may not have found all peers that wait for them."""
-        entrants, self._entrants = tuple(self._entrants.values()), {}
-        joined = m.Joined(line=self.line, step=self.number, entrants=entrants)
-        return [Send(peer, joined) for peer in sorted(self.roster)] if entrants else []
-
     def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
         """Route `ids` again from the first block; peers on the route pass on tensors that they have kept."""
-        return [self._tell(first, tasks) for first, tasks in self._ways.again(ids, roster).items()]
-
-    def _tell(self, first: str, tasks: tuple[m.Task, ...]) -> Effect:
-        return Send(first, m.Reroute(line=self.line, step=self.number, tasks=tasks))
+        return self._volunteers.hand_out(self._ways.again(ids, roster))
 
     # ── when all is counted ─────────────────────────────────────────────────────────────────────────────────
 

@@ -58,6 +58,19 @@ class StepLedger:
         self._hits: dict[int, tuple[int, int]] = {}
         """Evaluated id → its targets that are predicted right, and that count."""
 
+    # ── reports ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fault(self, contents: Sequence[Contents], losses: Mapping[int, float], step: int) -> str | None:
+        """What no honest report on step number `step` says, or None: it could reopen thousands of ids."""
+        checked_to, known = 0, self.ids | self.skipped
+        for part in contents:
+            if len(known.intersection(part.ids)) < len(part.ids):
+                return f"a report of ids that are not of step {step}"
+            if not checked_to <= part.begin < part.end:
+                return "a report whose blocks are out of order"
+            checked_to = part.end
+        return None if losses.keys() <= known else f"losses of ids that are not of step {step}"
+
     # ── counting ────────────────────────────────────────────────────────────────────────────────────────────
 
     def report(

@@ -60,7 +60,7 @@ class StepVerdicts:
         context = self._context
         if (trouble := step.reduction.trouble) is not None:
             return StepVerdict(halt=trouble)
-        if (failure := step.failed()) is not None:
+        if (failure := step.failures.take()) is not None:
             return self._cannot_compute(step, failure, now)
         if (why := step.nothing_left) is not None:
             return StepVerdict(halt=why)
@@ -73,12 +73,12 @@ class StepVerdicts:
     def _cannot_compute(self, step: CoordinatedStep, failure: FailedMicrobatch, now: float) -> StepVerdict:
         """Every holder of some block failed a microbatch: we try it, then others do before the run ends."""
         context = self._context
-        if (known := context.history.bad.get(step.bad_key(failure.id))) is not None:
+        if (known := context.history.bad.get(step.samples.bad_key(failure.id))) is not None:
             return self._leave_out(step, failure.id, known, now)
-        if step.begins_trial(failure):
+        if step.failures.begins_trial(failure):
             trial = TryMicrobatch(context.line.cluster, failure.batch, failure.id)
             return StepVerdict(effects=(trial,), waits=True)
-        if step.awaits_trial(failure.id):
+        if step.failures.awaits_trial(failure.id):
             return StepVerdict(waits=True)
         for peer in failure.holders:
             context.members.volunteers[peer].slow = True
@@ -95,9 +95,9 @@ class StepVerdicts:
     ) -> StepVerdict:
         """We have computed a microbatch of `step` ourselves; `bad`: nobody can, so it is left out."""
         if bad is None:
-            step.tried(trial.id)
+            step.failures.tried(trial.id)
             return self.judge(step, now)
-        batch, _ = step.bad_key(trial.id)
+        batch, _ = step.samples.bad_key(trial.id)
         record = self._context.log(
             kind="bad_sample",
             batch=batch,

@@ -57,7 +57,7 @@ class StepQueue:
     def awaiting(self, trial: TryMicrobatch) -> CoordinatedStep | None:
         """The step that waits for the result of `trial`."""
         known = (step for step in self._steps if step.batch == trial.batch)
-        return next((step for step in known if step.awaits_trial(trial.id)), None)
+        return next((step for step in known if step.failures.awaits_trial(trial.id)), None)
 
     # ── they begin and end ──────────────────────────────────────────────────────────────────────────────────
 

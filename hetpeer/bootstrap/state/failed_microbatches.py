@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from hetpeer.averaging.messages import MAX_TEXT
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
-from hetpeer.stages.pipeline.routes import Roster, cheapest_path
 
-MAX_FAILURES = 3
-"""Failures after which a microbatch is not given to the holders of a block again: all failed it equally
-often, this often in all. Further reports of one peer are ignored.
-"""
 ENOUGH = 3
 """Different holders that must fail before the microbatch is to blame."""
 MOVES = 2
@@ -53,56 +48,6 @@ class FailedMicrobatch:
     def why(self) -> str:
         """The failure in one line."""
         return f"microbatch {self.id} of step {self.step} failed {self.times} times: {self.what}"[:MAX_TEXT]
-
-
-@dataclass(slots=True)
-class FailureReports:
-    """Reported failures of one step."""
-
-    _known: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    """Microbatch → (reporter, peer to blame: itself, the sender of the input, or empty: one that left)."""
-
-    def hears(self, microbatch: int, peer: str) -> bool:
-        """Whether one more report of `microbatch` by `peer` counts."""
-        return [reporter for reporter, _ in self._known.get(microbatch, ())].count(peer) < MAX_FAILURES
-
-    def add(self, microbatch: int, peer: str, culprit: str) -> None:
-        """Note that `peer` reports a failure and blames `culprit`."""
-        self._known.setdefault(microbatch, []).append((peer, culprit))
-
-    def forget(self, left: Collection[str]) -> None:
-        """Forget reports of volunteers that have `left`: they may come back and try again."""
-        for microbatch, known in self._known.items():
-            self._known[microbatch] = [report for report in known if report[0] not in left]
-
-    def _own(self, microbatch: int) -> Counter[str]:
-        """Peer → how often it failed the microbatch itself, by its own report."""
-        return Counter(peer for peer, culprit in self._known[microbatch] if peer == culprit)
-
-    def times(self, microbatch: int) -> int:
-        """Number of failures of `microbatch`, without those that others are blamed for."""
-        return self._own(microbatch).total()
-
-    def who_else(self, microbatch: int, roster: Roster, blocks: int) -> Roster:
-        """Peers of `roster` that cover all `blocks`: those nobody blames, else those that failed it least."""
-        own, blamed = self._own(microbatch), {culprit for _, culprit in self._known[microbatch]}
-        often = [
-            {peer for peer, times in own.items() if times >= least} for least in range(1, MAX_FAILURES + 1)
-        ]
-        for out in (blamed, *often):
-            others = {peer: place for peer, place in roster.items() if peer not in out}
-            if cheapest_path(others, 0, blocks, {}) is not None:
-                return others
-        return roster
-
-    def nobody_can(self, microbatch: int, roster: Roster) -> tuple[int, ...]:
-        """Blocks whose holders have all failed it themselves, often enough."""
-        own, found = self._own(microbatch), []
-        for block in {block for peer in own.keys() & roster.keys() for block in range(*roster[peer])}:
-            times = [own[peer] for peer, (begin, end) in roster.items() if begin <= block < end]
-            if min(times) * len(times) >= MAX_FAILURES:
-                found.append(block)
-        return tuple(sorted(found))
 
 
 class Failures:
