@@ -7,7 +7,7 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.grouped.cluster import STALLS
 from hetpeer.bootstrap.grouped.cluster_list import MAX_SYNC_FACTOR
-from hetpeer.bootstrap.state.effects import CollectCheckpoint
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState
 from tests.bootstrap.clustered import FIRST, LAST, WHOLE, Waiting
 from tests.bootstrap.court import BLOCKS
 
@@ -36,6 +36,18 @@ def training(**more):
     one = Waiting(**more).comes("a", "b")
     one.fetched(0, a=FIRST, b=LAST)
     return one
+
+
+def test_a_grouped_run_says_that_it_trains_while_any_cluster_does():
+    one = Waiting().comes("a", "b")
+    assert one.core.state is CoordinatorState.WAITING
+    one.fetched(0, a=FIRST, b=LAST)
+    assert one.core.state is CoordinatorState.TRAINING
+    one.comes("c")
+    assert one.core.state is CoordinatorState.TRAINING
+    averages = both_train(steps=2).core
+    assert all(cluster.at_rest for cluster in averages.clusters)
+    assert averages.state is CoordinatorState.TRAINING
 
 
 def test_a_cluster_that_needs_longer_for_its_parameters_is_given_longer():

@@ -66,8 +66,12 @@ class GroupedRun:
 
     @property
     def state(self) -> CoordinatorState:
-        """WAITING until the run is FINISHED."""
-        return self._events.state
+        """TRAINING while any cluster trains or averages, otherwise WAITING until the run is FINISHED."""
+        if self._events.state is CoordinatorState.FINISHED:
+            return CoordinatorState.FINISHED
+        trains = any(not cluster.at_rest for cluster in self.clusters.living)
+        busy = trains or bool(self._averagings.under_way())
+        return CoordinatorState.TRAINING if busy else CoordinatorState.WAITING
 
     @property
     def over(self) -> bool:
