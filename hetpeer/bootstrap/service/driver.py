@@ -1,7 +1,7 @@
 """The coordinator's driver: it connects the core to real channels, the real clock and the disk.
 
-Control channels come in, messages go to the core, effects are carried out in order. A `Record` is on the
-disks of most reliable peers before the next effect begins: one queue and one consumer keep that order.
+Volunteers' sessions come in, their messages go to the core, and time passes for it. effect_executor.py
+carries out what the core answers.
 """
 
 from __future__ import annotations
@@ -9,36 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
-from hetpeer.bootstrap.admission.step_tickets import ticket
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.grouped.recut import Recut
-from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.alarm import Alarm
 from hetpeer.bootstrap.service.core_interface import LeaderStart
+from hetpeer.bootstrap.service.effect_executor import EffectExecutor
 from hetpeer.bootstrap.service.evidence_keeper import EvidenceKeeper
-from hetpeer.bootstrap.service.sample_trials import SampleTrials
-from hetpeer.bootstrap.service.sessions import VolunteerSessions
+from hetpeer.bootstrap.service.sessions import VolunteerSessions, briefly
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.core_config import message_bounds
 from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
-from hetpeer.dht.base import failpoints
-from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.errors import ProtocolError, short_id
 from hetpeer.dht.base.runtime import Clock, heed_cancellation
-from hetpeer.dht.base.trouble_line import TroubleLine
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.node.node import Node
@@ -46,10 +39,6 @@ from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 
 TICK_S = 0.2
 LINGER_S = 3.0
-NOTES = frozenset({"gone", "dispute", "quarrel"})
-"""Kinds of records on which nothing depends: what comes after them is done at once."""
-SAVE_RETRY_S = 2.0
-"""Seconds before a failed checkpoint is tried again: the disk may be full."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,29 +58,21 @@ class CoordinatorService:
         self._node = node
         self._run = run
         self._replica = replica
-        self._checkpoints = checkpoints
         self._clock = clock
-        self.core, self._admission, self._logs = begun.core, begun.admission, begun.logs
+        self.core, self._admission = begun.core, begun.admission
         self._evidence = EvidenceKeeper(begun.logs)
         self._networks: dict[str, str] = {}
         """Volunteer → the network it came from: its stream may be down when another volunteer comes."""
         self._sessions = VolunteerSessions(self, clock, message_bounds(run.manifest))
-        self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._alarm = Alarm(clock, lambda: self._hear(self.core.tick))
         """Rings when the core is due before the next regular tick."""
-        self._saving: asyncio.Task[None] | None = None
-        """The records that were saved last, or are being saved."""
-        self._collecting: asyncio.Task[None] | None = None
-        self.unsaved = TroubleLine(_log, "checkpoints are saved again")
-        """Why no checkpoint can be saved for the time being."""
-        self._roster: frozenset[str] = frozenset()
-        """Volunteers of the step, or averaging, that began last."""
-        self._trials = SampleTrials(run)
-        self._trying: set[asyncio.Task[None]] = set()
+        self.halted: asyncio.Future[d.Halt] = asyncio.get_running_loop().create_future()
+        self.executor = EffectExecutor(
+            node, run, replica, checkpoints, begun, self._sessions, self._hear, self.halted
+        )
         self._amend()
         self.serving = asyncio.Event()
         """Set once volunteers are answered."""
-        self.halted: asyncio.Future[d.Halt] = asyncio.get_running_loop().create_future()
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -104,21 +85,24 @@ class CoordinatorService:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
+                works = [
+                    tasks.create_task(self.executor.run(tasks)),
+                    tasks.create_task(self._until_deposed()),
+                ]
                 works.append(tasks.create_task(self._evidence.run()))
                 self._queue(self.core.start())
                 await self._node.serve(CONTROL_PROTOCOL, self._sessions.handle, CONTROL_BUDGET)
                 self.serving.set()
                 works.append(tasks.create_task(self._tick()))
                 halt = await self.halted
-                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._sessions))
+                await asyncio.gather(*(briefly(channel.drained()) for channel in self._sessions))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_S):
                         await leaving.wait()
-                await _briefly(self._evidence.idle())
-                for task in (*works, self._collecting, *self._trying):
-                    if task is not None:
-                        task.cancel()
+                await briefly(self._evidence.idle())
+                self.executor.stop()
+                for task in works:
+                    task.cancel()
                 return halt
         except* DeposedError:
             _log.warning("another reliable peer leads the run now")
@@ -156,103 +140,8 @@ class CoordinatorService:
 
     def _queue(self, effects: Sequence[d.Effect]) -> None:
         """Queue what an event has led to; it may also have changed when the core is due."""
-        for effect in effects:
-            self._effects.put_nowait(effect)
+        self.executor.put(effects)
         self._alarm.set(self.core.due_at)
-
-    async def _consume(self) -> None:
-        """Carry out the core's effects in order: a record is durable before an effect that depends on it."""
-        while True:
-            effects = deque([await self._effects.get()])
-            while not self._effects.empty():
-                effects.append(self._effects.get_nowait())
-            await self._carry_out(effects)
-
-    async def _carry_out(self, effects: deque[d.Effect]) -> None:
-        """Carry out what came together. At its first decision all its records are saved, in one group.
-
-        Nothing waits for notes, which say what has happened and decide nothing.
-        """
-        while effects:
-            match effect := effects.popleft():
-                case d.Record(record):
-                    records = [record]
-                    if record["kind"] not in NOTES:
-                        records += [one.record for one in effects if isinstance(one, d.Record)]
-                        effects = deque(one for one in effects if not isinstance(one, d.Record))
-                    for one in records:
-                        failpoints.reached(f"record_{one['kind']}")
-                    decided = self._replica.record(*records)
-                    self._saving = self._tasks.create_task(self._recorded(records, decided))
-                    if record["kind"] not in NOTES:
-                        await self._saving
-                case d.Send(to, message):
-                    failpoints.reached(f"send_{message.kind}")
-                    if isinstance(message, m.Begin):
-                        self._know(frozenset(message.roster))
-                        self._logs.began(to, message)
-                        if message.entry:
-                            message = self._with_ticket(to, message)
-                    channel = self._sessions.channel(to)
-                    if channel is not None:
-                        self._sessions.tell(channel, message)
-                case d.Disconnect(peer):
-                    self._tasks.create_task(self._disconnect(peer))
-                case d.CollectCheckpoint():
-                    failpoints.reached("collect_checkpoint")
-                    if self._collecting is not None:
-                        self._collecting.cancel()
-                    self._collecting = self._tasks.create_task(self._collect(effect))
-                case d.TryMicrobatch():
-                    self._trying.add(task := self._tasks.create_task(self._try(effect)))
-                    task.add_done_callback(self._trying.discard)
-                case d.Halt():
-                    if self._saving is not None:
-                        await self._saving
-                    self.halted.set_result(effect)
-
-    def _know(self, roster: frozenset[str]) -> None:
-        """Have no limits on strangers for `roster`, whose step begins, and for all other holders.
-
-        In a grouped run these are in steps of other clusters.
-        """
-        if roster != self._roster:
-            self._roster = roster
-            self._node.listener.members = roster.union(self.core.working())
-
-    def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
-        """`begin` with a ticket that proves to others that the late joiner `to` takes part."""
-        place = begin.roster[to]
-        word = Introduction(
-            line=begin.line,
-            step=begin.step,
-            incarnation=begin.incarnations[to],
-            begin=place[0],
-            end=place[1],
-        )
-        return begin.model_copy(update={"ticket": ticket(self._run.run_id, to, word, self._node.identity)})
-
-    async def _recorded(self, records: Sequence[Mapping[str, Any]], decided: asyncio.Future[None]) -> None:
-        """Follow `records` once they are `decided`."""
-        grouped = isinstance(self.core, GroupedRun)
-        version = None if grouped else self._replica.history.version
-        await decided
-        for record in records:
-            self._admission.recorded(record)
-            self._logs.recorded(record)
-            if record["kind"] == "checkpoint":
-                await self._checkpoints.sealed(record)
-            if record["kind"] in TOLD:
-                _log.warning("%s", record_text(record, version, grouped=grouped))
-            failpoints.reached(f"recorded_{record['kind']}")
-
-    async def _disconnect(self, peer: str) -> None:
-        channel = self._sessions.channel(peer)
-        if channel is not None:
-            await _briefly(channel.drained())
-            channel.close()
-        if self._sessions.channel(peer) is channel:  # otherwise it has begun a new session
-            self._sessions.inside.discard(peer)
 
     # ── volunteers ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -378,25 +267,7 @@ class CoordinatorService:
         if data := self._replica.membership_config.data:
             self._sessions.tell(channel, m.Amended(amendment=data))
 
-    # ── checkpoints and states ──────────────────────────────────────────────────────────────────────────────
-
-    async def _collect(self, order: d.CollectCheckpoint) -> None:
-        """Collect a checkpoint: the core completes it once all blocks are here and on most reliable peers."""
-        try:
-            digests = await self._checkpoints.collect(order, self._replica.members)
-        except (RemoteError, LocalError) as error:
-            self.unsaved.lasts(error, f"checkpoint {order.version} is not saved, and tried again: {error}")
-            await asyncio.sleep(SAVE_RETRY_S)
-            self._queue(self.core.not_saved(order, self._clock.monotonic()))
-            return
-        self.unsaved.ended()
-        for block, digest in zip(sorted(order.savers), digests, strict=True):
-            self._queue(self.core.saved(order, block, digest, self._clock.monotonic()))
-
-    async def _try(self, trial: d.TryMicrobatch) -> None:
-        """Compute a microbatch here that volunteers cannot compute."""
-        found = await self._trials.find(trial, self._checkpoints.newest_record)
-        self._hear(partial(self.core.tried, trial, found))
+    # ── what others see of it ───────────────────────────────────────────────────────────────────────────────
 
     @property
     def blocks(self) -> int:
@@ -408,12 +279,3 @@ class CoordinatorService:
         manifest = self._run.manifest
         tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
         return sum(float(tokens / commit["seconds"]) for commit in self.core.last if commit.get("seconds"))
-
-
-async def _briefly(awaitable: Any) -> None:
-    """Wait up to two seconds for a volunteer to acknowledge the last message."""
-    try:
-        async with asyncio.timeout(2.0):
-            await awaitable
-    except TimeoutError:
-        _log.debug("a volunteer did not acknowledge the last message in time")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import messages as m
@@ -187,3 +187,12 @@ class _Session:
     def down(self, channel: Channel) -> None:
         if not channel.closed:
             self._sessions.broken(self._peer)
+
+
+async def briefly(awaitable: Awaitable[Any]) -> None:
+    """Wait up to two seconds for a volunteer to acknowledge the last message."""
+    try:
+        async with asyncio.timeout(2.0):
+            await awaitable
+    except TimeoutError:
+        _log.debug("a volunteer did not acknowledge the last message in time")

@@ -99,7 +99,7 @@ class ReliablePeer:
         """HP-DISK-002 if it cannot start, or save checkpoints, for want of room."""
         errors = [self.disk.error, self._catching_up.uncopied.error]
         if self.service is not None:
-            errors.append(self.service.unsaved.error)
+            errors.append(self.service.executor.unsaved.error)
         return next((error for error in errors if error is not None and error.code == "HP-DISK-002"), None)
 
     @property
