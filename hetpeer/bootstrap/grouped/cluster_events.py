@@ -7,7 +7,7 @@ queue up and average, and at the end the run is closed. This module alone sets t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -15,9 +15,10 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
-from hetpeer.bootstrap.grouped.formation import MOVES_VERSION, Formation, Gathering
+from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.recut import WHY, Recut
 from hetpeer.bootstrap.grouped.spares import Spares
+from hetpeer.bootstrap.grouped.unfounded_clusters import UnfoundedClusters
 from hetpeer.bootstrap.log.rosters import held_in_averaging
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
@@ -27,7 +28,6 @@ from hetpeer.bootstrap.state.effects import (
     Halt,
     Send,
 )
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 FOUNDING_S = 900.0
 """Sparse averagings are put off for a cluster that is to be founded for so many seconds at most."""
@@ -44,6 +44,7 @@ class ClusterEvents:
         averagings: Averagings,
         queue: GroupQueue,
         unassigned: UnassignedVolunteers,
+        unfounded: UnfoundedClusters,
     ) -> None:
         self._config = config
         self._clusters = clusters
@@ -51,7 +52,7 @@ class ClusterEvents:
         self._averagings = averagings
         self._queue = queue
         self._unassigned = unassigned
-        self._gathering = Gathering(config.gather_s)
+        self._unfounded = unfounded
         self._spares = Spares(config.spare_s, clusters, agendas, unassigned)
         self._put_off_since: float | None = None
         """Since when averagings are put off; None: they are not."""
@@ -119,45 +120,15 @@ class ClusterEvents:
 
     def _found(self, now: float) -> list[Effect]:
         """Found a complete cluster from the last checkpoint; another one stores a new one first if needed."""
-        forming = next((c for c in self._clusters if not c.founded and c.complete), None)
-        gathered = self._gathered(now, complete=forming is not None)
-        if forming is None or not gathered or not self._agendas.may_found:
+        forming = self._unfounded.due(now)
+        if forming is None:
             return []
-        version = forming.history.checkpoint_version
-        number, cut = forming.number, forming.members.layout(forming.number)
-        usual = [tuple(place) for place in self._clusters.usual(number)]
-        own = {} if list(cut) == usual else {"layout": [list(place) for place in cut]}
-        record = self._clusters.log(kind="founded", cluster=number, version=version, **own)
-        self._gathering = Gathering(self._config.gather_s)  # for when all have fallen apart
+        record = self._unfounded.found(forming)
         return [record, *self.by(forming, forming.found(now, self._clusters.sync_factor))]
-
-    def _gathered(self, now: float, *, complete: bool) -> bool:
-        """Whether a cluster may be founded: another one lives, or those that wait have been divided."""
-        over = self._gathering.over(self._unfounded, now, complete=complete)
-        return over or bool(self._clusters.living)
-
-    @property
-    def _unfounded(self) -> frozenset[str]:
-        """Volunteers that wait for their clusters to be founded."""
-        return frozenset(peer for c in self._clusters.unfounded for peer in c.members.volunteers)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether no cluster lives, and a formation of all that wait is awaited."""
-        return not self._clusters.living and self._gathering.awaits(self._unfounded)
-
-    @property
-    def awaits_first(self) -> bool:
-        """Whether volunteers wait, and no cluster lives."""
-        return not self._clusters.living and bool(self._unfounded)
-
-    def expect(self, peers: Collection[str]) -> None:
-        """Note volunteers on their way, for which the first clusters wait."""
-        self._gathering.expect(peers)
 
     def form(self, formation: Formation, now: float) -> list[Effect]:
         """Seat the volunteers of all clusters that are not founded, or are forming, as proposed."""
-        return self.settle(self._seat(formation, self.waiting, now), now)
+        return self.settle(self._unfounded.seat(formation, self._unfounded.divisible, now), now)
 
     def recut(self, recut: Recut, now: float) -> list[Effect]:
         """Have clusters fall apart for others, once nothing is lost by it."""
@@ -167,7 +138,7 @@ class ClusterEvents:
 
     def _recut(self, now: float) -> list[Effect]:
         """Let clusters fall apart whose volunteers form others, once nothing is lost by it."""
-        recutting, waiting = self._agendas.recutting, self.waiting
+        recutting, waiting = self._agendas.recutting, self._unfounded.divisible
         held = recutting.held
         if not self._agendas.trains_on:
             recutting.drop()
@@ -176,7 +147,7 @@ class ClusterEvents:
             freed = [c for c in self._clusters.living if c.number in held - recutting.held]
             return [effect for c in freed for effect in self.by(c, c.go_on(now))]
         retiring = [self._clusters[number] for number in sorted(recut.retiring)]
-        effects = self._seat(recut.formation, [*waiting, *retiring], now)
+        effects = self._unfounded.seat(recut.formation, [*waiting, *retiring], now)
         for cluster in retiring:
             cluster.dissolve(WHY, {})
         return effects
@@ -192,34 +163,9 @@ class ClusterEvents:
             effects += self.by(self._clusters[number], self._clusters[number].go_on(now))
         return effects
 
-    def _seat(self, formation: Formation, clusters: Iterable[Cluster], now: float) -> list[Effect]:
-        """Seat the volunteers of `clusters` as proposed; nobody is left in those."""
-        waiting: dict[str, VolunteerState] = {}
-        for cluster in clusters:
-            here = cluster.members.volunteers
-            waiting |= {peer: one.homeless() for peer, one in here.items()} if cluster.founded else here
-            here.clear()
-        effects: list[Effect] = []
-        for seats in formation.clusters:
-            cluster = self._agendas.empty(now)
-            effects += cluster.seat([(waiting.pop(peer), place) for peer, place in seats])
-        self._gathering.form(formation.peers)
-        for volunteer in waiting.values():
-            spared = volunteer.homeless()
-            effects += self._unassigned.enter(spared, self._agendas.places(spared, now))
-        return effects
-
     def place_spares(self, now: float) -> list[Effect]:
         """Move volunteers that have waited long enough."""
         return [effect for cluster, told in self._spares.place(now) for effect in self.by(cluster, told)]
-
-    @property
-    def waiting(self) -> list[Cluster]:
-        """Clusters whose volunteers may be divided anew: those not founded; while others live, only those
-        with open places. None, if a volunteer speaks a version that cannot go to another cluster.
-        """
-        here = [c for c in self._clusters.unfounded if not self._clusters.living or c.forming]
-        return here if all(c.members.speak(MOVES_VERSION, c.members.volunteers) for c in here) else []
 
     # ── averagings ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
 from hetpeer.bootstrap.grouped.formation import Formation
 from hetpeer.bootstrap.grouped.recut import Recut
+from hetpeer.bootstrap.grouped.unfounded_clusters import UnfoundedClusters
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import (
     BadSample,
@@ -55,8 +56,15 @@ class GroupedRun:
         self._agendas = ClusterAgendas(config, self.clusters, self._batches, self._averagings)
         self._agendas.begin(now)
         self._unassigned = UnassignedVolunteers(config, self.clusters.term, now)
+        self._unfounded = UnfoundedClusters(config, self.clusters, self._agendas, self._unassigned)
         self._events = ClusterEvents(
-            config, self.clusters, self._agendas, self._averagings, GroupQueue(scheduler), self._unassigned
+            config,
+            self.clusters,
+            self._agendas,
+            self._averagings,
+            GroupQueue(scheduler),
+            self._unassigned,
+            self._unfounded,
         )
 
     def start(self) -> list[Effect]:
@@ -168,22 +176,22 @@ class GroupedRun:
     @property
     def waiting(self) -> dict[str, tuple[int, m.Range]]:
         """Volunteers that wait for a cluster to be founded and may be divided anew → cluster and blocks."""
-        here = (v for cluster in self._events.waiting for v in cluster.members.volunteers.values())
+        here = (v for cluster in self._unfounded.divisible for v in cluster.members.volunteers.values())
         return {v.peer: (v.cluster, v.place) for v in here if v.place is not None}
 
     @property
     def gathers(self) -> bool:
         """Whether no cluster lives, so that founding waits for a formation."""
-        return self.state is not CoordinatorState.FINISHED and self._events.gathers
+        return self.state is not CoordinatorState.FINISHED and self._unfounded.gathers
 
     @property
     def awaits_first(self) -> bool:
         """Whether volunteers wait, and no cluster lives."""
-        return self.state is not CoordinatorState.FINISHED and self._events.awaits_first
+        return self.state is not CoordinatorState.FINISHED and self._unfounded.awaits_first
 
     def expect(self, peers: Collection[str]) -> None:
         """Volunteers that say that they are on their way: the first clusters wait for them for a while."""
-        self._events.expect(peers)
+        self._unfounded.expect(peers)
 
     def form(self, formation: Formation, now: float) -> list[Effect]:
         """A planner proposes clusters for all volunteers that wait.
