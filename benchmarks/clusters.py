@@ -33,10 +33,14 @@ Look = Callable[[Swarm, Sequence[Seen]], None]
 
 
 def network(
-    up_mbps: float, down_mbps: float, clusters: int = CLUSTERS, latency_ms: float = LATENCY_MS
+    up_mbps: float,
+    down_mbps: float,
+    clusters: int = CLUSTERS,
+    latency_ms: float = LATENCY_MS,
+    stages: int = STAGES,
 ) -> dict[str, Any]:
     """Everybody equally far from everybody, with equal lines. Node 0 is the bootstrap's."""
-    nodes = 1 + clusters * STAGES
+    nodes = 1 + clusters * stages
     return {
         "nodes": nodes,
         "latency_ms": [[0.0 if a == b else latency_ms for a in range(nodes)] for b in range(nodes)],
@@ -56,16 +60,18 @@ async def trained(
     seed: int = 0,
     look: Look | None = None,
     count: int = CLUSTERS,
+    stages: int = STAGES,
     cores: float | None = None,
+    within_s: float = TRAIN_S,
 ) -> dict[str, Any]:
-    """One run of `count` clusters; each compute worker has `cores` of a processor.
+    """One run of `count` clusters of `stages`; each compute worker has `cores` of a processor.
 
     Raises AssertionError if a batch is missing in the end, or is there twice.
     """
-    run = make_run(folder, model, STAGES, training, seed, links, averaging)
-    parts = {} if cores is None else dict.fromkeys(range(1, 1 + count * STAGES), cores)
-    async with running(run, folder, count * STAGES, site=Site(lab=lab, cores=parts)) as swarm:
-        async with asyncio.timeout(TRAIN_S):
+    run = make_run(folder, model, stages, training, seed, links, averaging)
+    parts = {} if cores is None else dict.fromkeys(range(1, 1 + count * stages), cores)
+    async with running(run, folder, count * stages, site=Site(lab=lab, cores=parts)) as swarm:
+        async with asyncio.timeout(within_s):
             while swarm.bootstrap.status is None:
                 swarm.check()
                 new = swarm.feed.poll()

@@ -13,7 +13,7 @@ and on average.
 
 *Real.* A small GPT, volunteers in the laboratory (root), each of whose compute workers has a tenth of a
 processor of its own, so that four clusters do not need more than this machine's two cores; the time is the
-log's.
+log's. `--samples` makes batches longer beside what daemons do for each.
 
     python -m benchmarks.speedup
 """
@@ -69,8 +69,6 @@ REAL: Mapping[int, Sequence[float]] = {1: (1e-3, 2e-3), 4: (2e-3, 4e-3)}
 CORES = 0.1
 """Part of a processor that each of their compute workers has."""
 MODEL = Model(width=64, layers=4, heads=2, sequence_length=32)
-SAMPLES = 2
-"""Samples in a microbatch of the GPT."""
 
 KINDS = "virtual", "real"
 
@@ -84,6 +82,8 @@ class Curve:
 
     evaluations: Sequence[tuple[float, float]]
     behind: Sequence[int]
+    batches_per_s: float | None = None
+    """Of all clusters together, of processes."""
 
     def seconds_to(self, target: float) -> float | None:
         for place in range(SMOOTH, len(self.evaluations) + 1):
@@ -184,8 +184,8 @@ def really_trained(seed: int, clusters: int, rate: float, batches: int, options:
     """One run of so many clusters of processes."""
     training = TrainingSettings(
         steps=batches,
-        batch_size=MICROBATCHES * SAMPLES,
-        microbatch_size=SAMPLES,
+        batch_size=MICROBATCHES * options.samples,
+        microbatch_size=options.samples,
         slot_size=2,
         eval_every=options.every,
         eval_microbatches=16,
@@ -203,7 +203,7 @@ def really_trained(seed: int, clusters: int, rate: float, batches: int, options:
                 lab, Path(folder), MODEL, training, averaging, seed=seed, count=clusters, cores=CORES
             )
         )
-    return Curve(one["evaluations"], one["behind"])
+    return Curve(one["evaluations"], one["behind"], one["batches_per_s"])
 
 
 def targets_of(found: Found) -> list[float]:
@@ -237,6 +237,7 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
         "staleness": options.staleness,
         "interval": options.interval,
         "batches": options.batches,
+        "samples": options.samples,
         "rates": list(options.rates),
         **figures,
         "met": all(four is not None and four >= 4 * LINEAR for four in fours),
@@ -262,7 +263,9 @@ def _row(curves: Sequence[Curve], targets: Sequence[float], alone: Sequence[Curv
     before = [curve.seconds_to(target) for curve, target in zip(alone, targets, strict=True)]
     ratios = [b / s for b, s in zip(before, seconds, strict=True) if b is not None and s is not None]
     late = [behind for curve in curves for behind in curve.behind]
+    speeds = [curve.batches_per_s for curve in curves if curve.batches_per_s is not None]
     return {
+        "batches_per_s": statistics.median(speeds) if speeds else None,
         "seconds": seconds,
         "faster": statistics.median(ratios) if len(ratios) == len(curves) else None,
         "staleness": {"mean": statistics.fmean(late), "most": max(late)},
@@ -273,10 +276,11 @@ def show(figures: Mapping[str, Any]) -> None:
     for kind in (kind for kind in KINDS if kind in figures):
         for clusters, row in figures[kind]["clusters"].items():
             faster = "not reached" if row["faster"] is None else f"{row['faster']:.2f}x as fast"
-            late = row["staleness"]
+            late, speed = row["staleness"], row["batches_per_s"]
+            batches = "" if speed is None else f", {speed:.2f} batches a second"
             print(
-                f"{kind}: {clusters} clusters: {faster}; {late['mean']:.2f} updates behind, {late['most']} "
-                f"at most of {figures['staleness']}"
+                f"{kind}: {clusters} clusters: {faster}{batches}; {late['mean']:.2f} updates behind, "
+                f"{late['most']} at most of {figures['staleness']}"
             )
     print(f"  goal {4 * LINEAR:.1f}x with 4: {'met' if figures['met'] else 'MISSED'}")
 
@@ -293,6 +297,7 @@ def main() -> int:
         ("jobs", 2, "processes"),
         ("real-seeds", 3, "runs of processes, of each"),
         ("real-batches", 240, "of these runs, with one cluster"),
+        ("samples", 2, "in a microbatch of these runs"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument(
