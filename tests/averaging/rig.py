@@ -6,8 +6,10 @@ reducer.
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import InStep, Member, Origin
+from hetpeer.averaging.effects import InStep
+from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.member.member_life import Phase
+from hetpeer.averaging.member.position import Origin
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.stages.pipeline import effects as p
 

@@ -2,8 +2,9 @@
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import InStep, Origin
+from hetpeer.averaging.effects import InStep
 from hetpeer.averaging.member.member_life import Phase
+from hetpeer.averaging.member.position import Origin
 from hetpeer.stages.pipeline.effects import Release
 from tests.averaging.rig import DIGESTS, LINE, ME, STEP, member_in, new_member, place, welcome
 

@@ -4,9 +4,10 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import InStep
 from hetpeer.averaging.member.held_step import Bundle
-from hetpeer.averaging.member.member import InStep, Origin
 from hetpeer.averaging.member.member_life import Phase
+from hetpeer.averaging.member.position import Origin
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop
 from hetpeer.stages.pipeline.routes import Hop

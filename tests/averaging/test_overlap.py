@@ -4,8 +4,9 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import InStep, Origin
+from hetpeer.averaging.effects import InStep
 from hetpeer.averaging.member.member_life import Phase
+from hetpeer.averaging.member.position import Origin
 from hetpeer.stages.pipeline import effects as p
 from tests.averaging.rig import LINE, STEP, begin, commit, member_in, welcome
 

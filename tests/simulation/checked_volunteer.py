@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.member.member import Effect, Member, StepEffect
+from hetpeer.averaging.effects import Effect, StepEffect
+from hetpeer.averaging.member.member import Member
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from hetpeer.peer.simulate.sim_worker import SimWorker
 from hetpeer.stages.pipeline import effects as p

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect
+from hetpeer.averaging.member.member import Member
 from hetpeer.peer.simulate.sim_swarm import COORDINATOR
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from tests.simulation.checked_swarm import CheckedSwarm

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect, StepId
+from hetpeer.averaging.member.member import Member
 from hetpeer.dht.streams.flow_control import GrantBudget, GrantQueue, HeldBytes, LinkGrants, Pool
 from hetpeer.peer.transport.uplink import Pressure
 

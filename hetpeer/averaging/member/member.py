@@ -14,15 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import Choose, Effect, InStep, Leave, StepEffect, StepId, Stop
+from hetpeer.averaging.effects import Choose, Effect, Leave, StepId, Stop
 from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.averaging.member.member_life import MemberLife, Phase
-from hetpeer.averaging.member.position import Origin
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.work_in_progress import WorkInProgress
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
-
-__all__ = ["Effect", "InStep", "Member", "Origin", "StepEffect"]
 
 
 class _Row(NamedTuple):

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.effects import Shard, StepId
+from hetpeer.averaging.effects import Effect, Shard, StepEffect, StepId
 from hetpeer.averaging.member.held_step import Bundle
-from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.position import Origin
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.peer.simulate.network.sim_links import SimFrame, SimLink, SimTensors
 from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect
+from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.peer.simulate.network.world import World

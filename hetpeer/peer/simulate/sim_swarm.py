@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import Effect as MemberEffect
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.member import Effect as MemberEffect
 from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.member.member_life import Phase
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effect_queue import EffectQueue
-from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
+from hetpeer.averaging.effects import Effect, InStep, StepEffect
+from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.peer.simulate.network.sim_links import SimTensors
 from hetpeer.peer.simulate.network.world import Gate

@@ -13,7 +13,8 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect
+from hetpeer.averaging.member.member import Member
 from hetpeer.peer.simulate.network.sim_links import SimTensors
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.network.world import World

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from hetpeer.averaging.effects import FetchState
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect, FetchState
+from hetpeer.averaging.member.member import Member
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.preparation.state_fetcher import StateFetcher

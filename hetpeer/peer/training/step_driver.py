@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeVar
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effect_queue import EffectQueue
-from hetpeer.averaging.effects import InStep
+from hetpeer.averaging.effects import Effect, InStep
 from hetpeer.averaging.member.held_step import Bundle
-from hetpeer.averaging.member.member import Effect, Member, Origin
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.position import Origin
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.dht.base import failpoints

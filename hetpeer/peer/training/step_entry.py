@@ -19,8 +19,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.member import Effect, Member, Origin
+from hetpeer.averaging.effects import Effect, StepId
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.position import Origin
 from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.averaging.member.work_in_progress import WorkInProgress
 from hetpeer.averaging.messages import Range

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect
+from hetpeer.averaging.member.member import Member
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.streams.abuse import Offence, OffenceError

@@ -18,9 +18,10 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member, Origin
+from hetpeer.averaging.effects import Effect
+from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.member.member_life import Phase
-from hetpeer.averaging.member.position import choose_place
+from hetpeer.averaging.member.position import Origin, choose_place
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.reduce.tied_parameters import Ties

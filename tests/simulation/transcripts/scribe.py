@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.effects import InStep
-from hetpeer.averaging.member.member import Effect
+from hetpeer.averaging.effects import Effect, InStep
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.peer.simulate.sim_swarm import COORDINATOR
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer

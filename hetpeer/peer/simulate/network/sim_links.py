@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.effects import Effect, StepId
+from hetpeer.averaging.member.member import Member
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.stages.pipeline.effects import Handle
