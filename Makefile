@@ -126,6 +126,7 @@ proof-6: setup
 	$(PY) -m benchmarks.stragglers
 	$(PY) -m benchmarks.windows
 	$(PY) -m benchmarks.time_to_loss
+	$(PY) -m benchmarks.sparse_lines
 	$(PY) -m benchmarks.curves
 
 proof-7: setup

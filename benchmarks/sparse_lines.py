@@ -4,7 +4,7 @@ Four clusters of one volunteer each, real processes in the laboratory (root), a 
 that averages after every few batches. Each compute worker has a part of a processor for itself, so a batch
 takes equally long in every way. All ways train the same batches at the same learning rates. The target is the
 loss that dense updates at 100 Mbit/s have after four fifths of the batches. At 5 Mbit/s dense updates are too
-slow for a whole run: `--ways "dense, 5 Mbit/s" --averagings 2` says how long one takes.
+slow for a whole run: `--ways "dense, 5 Mbit/s" --averagings 6` says how long one takes.
 
     python -m benchmarks.sparse_lines
 """
@@ -28,7 +28,7 @@ from tests.wanlab.lab import Lab
 
 CLUSTERS, LATENCY_MS, DOWN_MBPS = 4, 20.0, 100.0
 CORES = 0.4
-"""Of a processor, for each compute worker: four leave room for daemons on two."""
+"""Part of a processor that each compute worker has. Four take 1.6 of two, which leaves room for daemons."""
 WITHIN_S = 3600.0
 OUTER = Outer(learning_rate=1.0, momentum=0.0)
 
@@ -132,12 +132,14 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = report.parser(__doc__ or "")
-    for name, value in (("width", 384), ("layers", 6), ("interval", 5), ("averagings", 40), ("rate", 1e-3)):
+    for name, value in (("width", 384), ("layers", 6), ("interval", 2), ("averagings", 40), ("rate", 1e-3)):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=f"(default: {value:g})")
     parser.add_argument("--rounds", type=int, default=1, help="seeds (default: 1)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=[USUAL, THIN])
     parser.add_argument("--keep", type=Path, help="folder with each finished run: one that is cut goes on")
     options = parser.parse_args()
+    if options.interval * options.averagings <= clusters.WARM_UP:
+        parser.error(f"batches of a cluster: more than {clusters.WARM_UP}, since that many are not timed")
     return report.finish("sparse-lines", measure(options), options, show)
 
 

@@ -83,7 +83,7 @@ class Curve:
     evaluations: Sequence[tuple[float, float]]
     behind: Sequence[int]
     batches_per_s: float | None = None
-    """Of all clusters together, of processes."""
+    """Batches a second of all clusters together; None in virtual time, where it is not measured."""
 
     def seconds_to(self, target: float) -> float | None:
         for place in range(SMOOTH, len(self.evaluations) + 1):

@@ -1,4 +1,4 @@
-"""What follows from the reports on a step: the gravest one counts."""
+"""Verdicts on a step: of all reports the gravest one decides."""
 
 import pytest
 

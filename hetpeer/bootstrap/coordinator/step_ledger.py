@@ -61,7 +61,9 @@ class StepLedger:
     # ── reports ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def fault(self, contents: Sequence[Contents], losses: Mapping[int, float], step: int) -> str | None:
-        """What no honest report on step number `step` says, or None: it could reopen thousands of ids."""
+        """Reason to refuse a report on step number `step`, or None. An honest peer never gives one; a report
+        of other steps' ids could reopen thousands of them.
+        """
         checked_to, known = 0, self.ids | self.skipped
         for part in contents:
             if len(known.intersection(part.ids)) < len(part.ids):

@@ -1,4 +1,4 @@
-"""What follows from the reports on a step: for its volunteers, and for the run.
+"""Verdicts on a step: consequences that its reports have for its volunteers and for the run.
 
 Pure. The gravest report counts: a reduce that cannot end, a microbatch that nobody computes, volunteers to be
 fenced, findings of spot checks. The machine carries the verdict out (machine.py).
